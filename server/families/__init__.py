@@ -12,6 +12,8 @@ GROUP = "warmserve.families"
 class UnknownFamily(Exception):
     """No installed package offers a family of this name."""
 
+    reason = "family_unknown"
+
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
         super().__init__(f"family {name!r} is not installed; installed: {', '.join(known) or 'none'}")
         self.name = name

@@ -9,9 +9,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+# One tensor of a request or an answer; BYTES, which torch does not have, are object arrays of bytes.
+Value: TypeAlias = torch.Tensor | npt.NDArray[np.object_]
+SPEED_LIMITS = (0.25, 4.0)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output as the Open Inference Protocol tells it; -1 is a size each request chooses.
+
+    ``datatype`` is BOOL, UINT8 to UINT64, INT8 to INT64, FP16, FP32, FP64, BF16 or BYTES.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +87,10 @@ class Family(ABC):
 
     name: ClassVar[str]
 
+    # What the family takes and gives as tensors; one without inputs has no such door.
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+
     def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
         self.directory = directory
         self.config = config
@@ -92,11 +115,31 @@ class Family(ABC):
             InputError: *inputs* is not something a request could ask for.
         """
 
+    def infer(
+        self, instance: Instance, inputs: Mapping[str, Value], parameters: Mapping[str, Any]
+    ) -> Mapping[str, Value]:
+        """Run once on *inputs*, which have the datatypes and shapes of ``inputs``; return all of ``outputs``.
+
+        What is returned belongs to the caller: the next request on *instance* must not change it.
+
+        Raises:
+            InputError: a value is out of range.
+        """
+        raise InputError("inputs", f"the family {self.name!r} takes no tensors")
+
 
 class SpeechFamily(Family):
     """A family that speaks."""
 
     sample_rate: int
+
+    inputs = (
+        TensorSpec("text", "BYTES", (1,)),
+        TensorSpec("voice", "BYTES", (1,), optional=True),
+        TensorSpec("speed", "FP32", (1,), optional=True),
+        TensorSpec("seed", "INT64", (1,), optional=True),
+    )
+    outputs = (TensorSpec("audio", "FP32", (-1,)), TensorSpec("sample_rate", "INT32", (1,)))
 
     @abstractmethod
     def voices(self) -> tuple[Voice, ...]:
@@ -115,3 +158,41 @@ class SpeechFamily(Family):
         voice = self.voices()[0].id
         request = SpeechRequest(**{"voice": voice, **inputs})
         return {"audio": torch.cat([*self.speak(instance, request), torch.empty(0)])}
+
+    def infer(
+        self, instance: Instance, inputs: Mapping[str, Value], parameters: Mapping[str, Any]
+    ) -> Mapping[str, Value]:
+        """Speak once: ``audio`` is ``(samples,) float32``, ``sample_rate`` ``(1,) int32`` in Hz."""
+        request = self._request(inputs)
+        try:
+            audio = torch.cat([*self.speak(instance, request), torch.empty(0)])
+        except InputError as error:  # families name the text as the speech route does
+            raise InputError("text" if error.field == "input" else error.field, error.message) from None
+        return {"audio": audio, "sample_rate": torch.tensor([self.sample_rate], dtype=torch.int32)}
+
+    def _request(self, inputs: Mapping[str, Value]) -> SpeechRequest:
+        known = [voice.id for voice in self.voices()]
+        text = _text(inputs, "text", "")
+        voice = _text(inputs, "voice", known[0])
+        speed = float(inputs["speed"].item()) if "speed" in inputs else 1.0
+        seed = int(inputs["seed"].item()) if "seed" in inputs else 0
+        low, high = SPEED_LIMITS
+        if not text:
+            raise InputError("text", "at least 1 character")
+        if voice not in known:
+            raise InputError("voice", f"{voice!r} is not one of {', '.join(known)}")
+        if not low <= speed <= high:  # a NaN too
+            raise InputError("speed", f"{low:g} to {high:g}")
+        if seed < 0:
+            raise InputError("seed", "at least 0")
+        return SpeechRequest(text=text, voice=voice, speed=speed, seed=seed)
+
+
+def _text(inputs: Mapping[str, Value], name: str, default: str) -> str:
+    if name not in inputs:
+        return default
+    raw: Any = inputs[name].item()
+    try:
+        return str(raw, "utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(name, f"not UTF-8 at byte {error.start}") from None
