@@ -8,23 +8,39 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-VERSION_PREPARED = "version_prepared"
-VERSION_REFUSED = "version_refused"
-WORKER_SPAWNED = "worker_spawned"
-WORKER_WARMED = "worker_warmed"
-WORKER_READY = "worker_ready"
-WORKER_DRAINED = "worker_drained"
-WORKER_LOST = "worker_lost"
-WORKER_FAILED = "worker_failed"
-REQUEST_SERVED = "request_served"
+ARBITER_STARTED = "arbiter_started"
+ARBITER_GAVE_UP = "arbiter_gave_up"
+GENERATION_RELEASED = "generation_released"
+LOOP_FAILED = "loop_failed"
+QUARANTINE_NOT_SAVED = "quarantine_not_saved"
+METRICS_NOT_FOLDED = "metrics_not_folded"
+METRICS_UNAVAILABLE = "metrics_unavailable"
 REQUEST_FAILED = "request_failed"
 REQUEST_REFUSED = "request_refused"
+REQUEST_SERVED = "request_served"
+RESPONSE_ABORTED = "response_aborted"
+SETTINGS_REFUSED = "settings_refused"
+SETTING_NEEDS_RESTART = "setting_needs_restart"
+SWAP_FINISHED = "swap_finished"
+SWAP_REFUSED = "swap_refused"
+SWAP_ROLLED_BACK = "swap_rolled_back"
+SWAP_STARTED = "swap_started"
+VERSION_PREPARED = "version_prepared"
+VERSION_REFUSED = "version_refused"
+WARMED = "warmed"
+WORKER_DIED = "worker_died"
+WORKER_DRAINED = "worker_drained"
+WORKER_DRAINING = "worker_draining"
+WORKER_FAILED = "worker_failed"
+WORKER_OVERDUE = "worker_overdue"
+WORKER_READY = "worker_ready"
+WORKER_SPAWNED = "worker_spawned"
 
 
-def emit(log: logging.Logger | Any, level: int, event: str, **fields: Any) -> None:
-    """Log *event* with its *fields*; fields that are None are left out."""
+def emit(log: logging.Logger, level: int, event: str, *, exc_info: bool = False, **fields: Any) -> None:
+    """Log *event* with its *fields*, those that are None left out; with *exc_info*, the trace after it."""
     kept = {key: value for key, value in fields.items() if value is not None}
-    log.log(level, event, extra={"event": event, "fields": kept})
+    log.log(level, event, exc_info=exc_info, extra={"event": event, "fields": kept})
 
 
 def render_pairs(pairs: dict[str, Any]) -> str:
