@@ -1,0 +1,52 @@
+"""What the workers' own reports add up to, as one word and whether a request would be served now.
+
+Pure: the board's records in, a verdict out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+STALE_AFTER_S = 2.0  # workers beat every half second; three missed beats and a worker is not counted
+
+
+@dataclass(frozen=True)
+class Health:
+    """``status`` is STARTING, READY, BUSY, DEGRADED, SWAPPING or FAILED; ``reason`` says why not READY."""
+
+    status: str
+    ready: bool
+    ready_workers: int
+    reason: str = ""
+
+
+def judge(
+    arbiter: Mapping[str, Any], workers: Iterable[Mapping[str, Any]], *, now: float, min_ready: int
+) -> Health:
+    """Return the verdict over one snapshot of the board.
+
+    *now* is the monotonic clock in seconds, which all processes of a machine share.
+    """
+    workers = list(workers)
+    fresh = [w for w in workers if w.get("phase") == "ready" and now - w.get("beat", 0.0) <= STALE_AFTER_S]
+    size = int(arbiter.get("size", 0))
+    count = len(fresh)
+    if arbiter.get("failure"):
+        return Health("FAILED", False, count, str(arbiter["failure"]))
+    if count < max(1, min_ready):
+        began = bool(arbiter.get("started"))
+        reason = f"{count} of {max(1, min_ready)} needed workers are ready"
+        return Health(
+            "FAILED" if began and not count else "STARTING" if not began else "DEGRADED", False, count, reason
+        )
+    if arbiter.get("swapping"):
+        return Health("SWAPPING", True, count, f"moving to {arbiter.get('target')}")
+    if count < size:
+        return Health("DEGRADED", True, count, f"{count} of {size} workers are ready")
+    if arbiter.get("degraded"):
+        return Health("DEGRADED", True, count, str(arbiter["degraded"]))
+    if all(w.get("in_flight", 0) >= w.get("pool_size", 1) for w in fresh):
+        return Health("BUSY", True, count, "every instance is busy")
+    return Health("READY", True, count)
