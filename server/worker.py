@@ -1,0 +1,324 @@
+"""A gunicorn thread worker that warms before it accepts, and accepts only when it can serve.
+
+The main thread runs the event loop; a builder thread makes the pool; data requests and admin requests
+have threads of their own, so a probe never waits behind a model. Connections are `server.intake`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import selectors
+import signal
+import threading
+import time
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gunicorn import util
+from gunicorn.http.errors import NoMoreData
+from gunicorn.workers.gthread import ThreadWorker
+
+from server import events
+from server.api.admin import create_admin_app
+from server.api.exchange import Exchange, Served
+from server.app import create_app
+from server.board import Board, Record
+from server.connections import NEVER, Connection, has_left, reset
+from server.errors import ResponseAborted
+from server.events import emit
+from server.generation import Generation
+from server.intake import Intake
+from server.listeners import queued
+from server.memory import own_memory, weights_outside
+from server.metric_files import metrics_directory
+from server.metrics import Instruments, made_for
+from server.pool import InstancePool
+from server.preparation import Refusal, die_with_parent
+from server.rollout import Phase
+from server.settings import Settings
+from server.warmup import timed, warm_up
+
+LOG = logging.getLogger("warmserve")
+
+BEAT_S = 0.5
+SHED_CHECK_S = 0.02  # a worker with no capacity looks this often whether the queue is too long
+SHED_LOG_S = 1.0
+MEMORY_EVERY_S = 10.0
+ADMIN_THREADS = 4
+LINGER_S = 2.0  # a draining worker's wait for a request on a connection it has accepted already
+EXIT_WARMUP_FAILED = 1
+
+
+@dataclass(frozen=True)
+class Station:
+    """What the arbiter gives a worker before the fork."""
+
+    generation: Generation
+    others: tuple[Generation, ...]  # mapped by the arbiter too, and none of this worker's business
+    settings: Settings
+    board: Board
+    slot: Record
+    workers: int
+
+
+class WarmWorker(ThreadWorker):  # type: ignore[misc]
+    """One process: its pool, its warm-up, its connections."""
+
+    _accepting: bool
+    instruments: Instruments
+    intake: Intake
+
+    def __init__(self, *args: Any, station: Station) -> None:
+        super().__init__(*args)
+        self.station = station
+        self.slot = station.slot
+        self.generation = station.generation
+        *self.data_listeners, self.admin_listener = self.sockets
+        self.local = threading.local()
+        self.ready = False
+        self.served = 0
+        self.farewell = 0  # queued connections still to be taken, once the whole service stops
+        self.shed_logged, self.shed_log_at = 0, 0.0
+        self.memory_due = 0.0
+        self.data_app: Any = None
+        self.admin_app: Any = None
+
+    # ---- birth ----------------------------------------------------------------------------------
+
+    def init_process(self) -> None:
+        """Become a worker: shed what belongs to the arbiter, then run gunicorn's start."""
+        for other in self.station.others:
+            other.close()
+        self.station.board.release_lock()
+        self.slot.update(
+            pid=os.getpid(), generation=self.generation.number, version=self.generation.version.name,
+            model=self.generation.manifest.name, phase=Phase.WARMING.value, born=time.monotonic(),
+            beat=time.monotonic(), pool_size=self.station.settings.pool_size, in_flight=0, served=0,
+            device="cpu",
+        )  # fmt: skip
+        torch.set_num_threads(
+            self.station.settings.torch_threads_for(self.station.workers, os.cpu_count() or 1)
+        )
+        self.admin_pool = futures.ThreadPoolExecutor(ADMIN_THREADS, thread_name_prefix="admin")
+        super().init_process()
+
+    def load_wsgi(self) -> None:
+        """Make the admin application now; the data application comes with the pool."""
+        # After gunicorn has changed the user, which makes the kernel forget it: finish and go with it.
+        die_with_parent(self.ppid, signal.SIGTERM)
+        self.admin_app = create_admin_app(self.station.settings, self.station.board)
+        self.wsgi = self._dispatch
+
+    def _build(self) -> None:
+        """Build and warm the pool (builder thread); tell the main thread how it went."""
+        try:
+            app = self._warm_pool()
+        except BaseException as error:  # also SystemExit: in a thread it would pass for nothing
+            try:
+                LOG.error("warm-up failed", exc_info=True)
+                refusal = Refusal.of(error, "warmup_failed")
+                self.slot.update(reason=refusal.reason, detail=refusal.detail)
+            finally:
+                os._exit(EXIT_WARMUP_FAILED)
+        self.method_queue.defer(self._open_doors, app)
+
+    def _warm_pool(self) -> Any:
+        generation, settings = self.generation, self.station.settings
+        self.instruments = made_for(
+            generation.manifest.name, generation.version.name, metrics_directory(self.station.board)
+        )
+        tiers: dict[str, Any] = {}
+        with timed(lambda ms: tiers.update(load_ms=ms)):
+            device = torch.device("cpu")
+            instances = [generation.build_instance(n, device) for n in range(settings.pool_size)]
+        inputs = generation.manifest.warmup or generation.family.warmup_inputs()
+        with timed(lambda ms: tiers.update(warmup_ms=ms)):
+            warm_up(generation.family, instances, inputs)
+        emit(LOG, logging.INFO, events.WARMED, generation=generation.number, **tiers)
+        self.instruments.warmed(**tiers)
+        outside = weights_outside((i.module for i in instances), generation.mapped.contains)
+        self.slot.update(**tiers, weights_private_bytes=outside)
+        pool = InstancePool(instances, version=generation.version.name)
+        served = Served(
+            name=generation.manifest.name, version=generation.version.name, family=generation.family,
+            pool=pool, created=int(generation.version.path.stat().st_mtime),
+        )  # fmt: skip
+        return create_app(settings, served, self.instruments.observe)
+
+    def _open_doors(self, app: Any) -> None:
+        """Listen and accept: from here on this worker takes requests (main thread)."""
+        self.data_app = app
+        for listener in self.data_listeners:
+            listener.listen(self.cfg.backlog)
+        self.ready = True
+        self.slot.update(phase=Phase.READY.value, ready_at=time.monotonic(), beat=time.monotonic())
+        emit(LOG, logging.INFO, events.WORKER_READY, generation=self.generation.number,
+             version=self.generation.version.name)  # fmt: skip
+        self._wake_arbiter()
+
+    def _wake_arbiter(self) -> None:
+        # gunicorn's arbiter looks at its children on SIGCHLD; there is nothing to reap, only to read.
+        try:
+            os.kill(self.ppid, signal.SIGCHLD)
+        except PermissionError:
+            pass  # --user made this worker another user's; the arbiter looks once a second anyway
+
+    def handle_quit(self, sig: int, frame: Any) -> None:
+        """INT and QUIT: leave at once. Interpreter shutdown would wait for the model's threads."""
+        os._exit(0)
+
+    # ---- the loop -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until told to leave, then finish what was accepted."""
+        self.poller.register(
+            self.method_queue.fileno(), selectors.EVENT_READ, self.method_queue.run_callbacks
+        )
+        self.intake = Intake(
+            cfg=self.cfg, settings=self.station.settings, poller=self.poller, slot=self.slot,
+            start=self._start,
+        )  # fmt: skip
+        self.admin_listener.setblocking(False)
+        self.poller.register(self.admin_listener, selectors.EVENT_READ, self.intake.accept_admin)
+        threading.Thread(target=self._build, name="builder", daemon=True).start()
+        while self.alive and self.is_parent_alive():
+            self._turn()
+        self._drain()
+        logging.shutdown()
+        # Interpreter shutdown waits for threads that may be inside the model for good.
+        os._exit(0)
+
+    def _turn(self) -> None:
+        self.notify()
+        self._beat(time.monotonic())
+        self.intake.admit_waiting()
+        serving = self.ready and (self.alive or self.farewell > 0)
+        free = serving and self.intake.is_free
+        self.set_accept_enabled(free)
+        idle_s = SHED_CHECK_S if serving and not free else BEAT_S
+        self.wait_for_and_dispatch_events(min(idle_s, self.intake.patience_s))
+        self.intake.enforce(time.monotonic())
+        if serving and not free:
+            self._shed()
+
+    def _beat(self, now: float) -> None:
+        self.slot.update(beat=now)
+        if now >= self.memory_due:
+            self.memory_due = now + MEMORY_EVERY_S
+            self.admin_pool.submit(self._report_memory)  # milliseconds, in which the loop could not accept
+
+    def _report_memory(self) -> None:
+        self.slot.update(**own_memory())
+
+    def _drain(self) -> None:
+        """Take nothing new; finish running responses within the drain timeout."""
+        self.slot.update(phase=Phase.DRAINING.value)
+        now = time.monotonic()
+        deadline = now + self.cfg.graceful_timeout
+        self.intake.hurry(now + LINGER_S)
+        if (self.station.board.arbiter.read() or {}).get("stopping"):
+            self.farewell = self._queued()  # nobody else will take them
+        while (self.intake.has_data_work or self._takes_leave()) and time.monotonic() < deadline:
+            self._turn()
+        # A probe or a scrape that this worker took is answered; the next one is another worker's.
+        self.poller.unregister(self.admin_listener)
+        self.set_accept_enabled(False)
+        deadline = min(deadline, time.monotonic() + LINGER_S)
+        while self.intake.open and time.monotonic() < deadline:
+            self._turn()
+
+    def _takes_leave(self) -> bool:
+        """Whether the queue of a stopping service still holds what it held when it was told to stop."""
+        self.farewell = min(self.farewell, self._queued())
+        return self.ready and self.farewell > 0
+
+    def _queued(self) -> int:
+        return sum(queued(listener) for listener in self.data_listeners)
+
+    def set_accept_enabled(self, enabled: bool) -> None:
+        """Take data connections, or leave them in the kernel's queue for a worker that is free."""
+        if enabled == self._accepting:
+            return
+        for listener in self.data_listeners:
+            if enabled:
+                listener.setblocking(False)
+                self.poller.register(listener, selectors.EVENT_READ, self._accept_data)
+            else:
+                self.poller.unregister(listener)
+        self._accepting = enabled
+
+    def _accept_data(self, listener: Any) -> None:
+        self.intake.accept_data(listener)
+        self.farewell = max(0, self.farewell - 1)
+        if not self.intake.is_free:  # at once: the kernel would go on offering connections to this worker
+            self.set_accept_enabled(False)
+
+    def _shed(self) -> None:
+        refused = self.intake.shed(self.data_listeners)
+        if refused:
+            self.instruments.reject("queue_full", refused)
+        now, total = time.monotonic(), self.intake.refused
+        if total > self.shed_logged and now >= self.shed_log_at + SHED_LOG_S:
+            count = total - self.shed_logged
+            emit(LOG, logging.WARNING, events.REQUEST_REFUSED, count=count, code="overloaded")
+            self.shed_logged, self.shed_log_at = total, now
+            self.slot.update(shed=total)
+
+    # ---- requests -------------------------------------------------------------------------------
+
+    def _start(self, conn: Connection) -> None:
+        pool = self.admin_pool if conn.admin else self.tpool
+        pool.submit(self.handle, conn).add_done_callback(
+            lambda future: self.method_queue.defer(self._ended, conn, future)
+        )
+
+    def handle(self, conn: Connection) -> None:
+        """Read one request, answer it, close (a thread of the pool)."""
+        req = None
+        self.local.conn = conn
+        try:
+            conn.sock.setblocking(True)
+            conn.init()
+            req = next(conn.parser)
+            if req:
+                self.handle_request(req, conn)
+        except ResponseAborted as error:
+            self.log.debug("response aborted: %s", error)
+            if req is not None and req.version < (1, 1):
+                reset(conn.sock)
+        except (NoMoreData, StopIteration, BlockingIOError, ConnectionError) as error:
+            self.log.debug("connection ended early: %s", error)
+        except Exception as error:
+            self.handle_error(req, conn.sock, conn.client, error)
+        finally:
+            if not conn.computing:
+                self._vacate(conn)
+            util.close_graceful(conn.sock)  # here and not in the loop: it waits for the client's side
+
+    def _ended(self, conn: Connection, future: futures.Future[None]) -> None:
+        self.intake.open.discard(conn)
+        if not conn.admin:
+            self.served += 1
+            self.slot.update(served=self.served)
+        if (error := future.exception()) is not None:
+            LOG.error("connection thread failed", exc_info=error)
+
+    def _vacate(self, conn: Connection) -> None:
+        self.method_queue.defer(self.intake.vacate, conn)
+
+    def _dispatch(self, environ: dict[str, Any], start_response: Any) -> Any:
+        conn: Connection = self.local.conn
+        if conn.admin:
+            conn.read_deadline = NEVER
+            return self.admin_app(environ, start_response)
+        environ[Exchange.KEY] = Exchange(
+            note_read=functools.partial(setattr, conn, "read_deadline", NEVER),
+            keep_place=functools.partial(setattr, conn, "computing", True),
+            free_place=functools.partial(self._vacate, conn),
+            client_left=functools.partial(has_left, conn.sock),
+        )
+        return self.data_app(environ, start_response)
