@@ -1,0 +1,146 @@
+"""The OpenAI protocol: speech, models, voices. Parse, lease, run, render."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from flask import Blueprint, Response, g, jsonify, request
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from server.api.bodies import read_json
+from server.api.computing import Computing
+from server.api.exchange import Exchange, Served
+from server.api.record import Record
+from server.api.streaming import speech_response
+from server.audio import Samples
+from server.errors import InvalidField, ServingError, UnknownModel, openai_error, retry_headers
+from server.families.base import Instance, SpeechFamily, SpeechRequest
+from server.settings import Settings
+
+INPUT_CHARS = 4096  # of the protocol; MAX_INPUT_CHARS may be lower
+SEED_LIMIT = 2**63
+
+
+class VoiceObject(BaseModel):
+    """The other way to name a voice."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    id: str
+
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=INPUT_CHARS)]
+
+
+class SpeechBody(BaseModel):
+    """POST /v1/audio/speech. ``seed`` and ``language`` are ours; anything else unknown is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str
+    input: Text
+    voice: str | VoiceObject
+    instructions: Annotated[str, StringConstraints(max_length=INPUT_CHARS)] | None = None
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
+    speed: Annotated[float, Field(ge=0.25, le=4.0)] = 1.0
+    stream_format: Literal["audio", "sse"] = "audio"
+    seed: Annotated[int, Field(ge=0, lt=SEED_LIMIT)] = 0
+    language: Annotated[str, StringConstraints(max_length=35)] | None = None
+
+    @property
+    def voice_id(self) -> str:
+        """The voice's name, whichever way it was given."""
+        return self.voice if isinstance(self.voice, str) else self.voice.id
+
+
+def create_blueprint(settings: Settings, served: Served) -> Blueprint:
+    """Return the routes of one served model."""
+    blueprint = Blueprint("openai", __name__, url_prefix="/v1")
+
+    @blueprint.post("/audio/speech")
+    def speech() -> Response:
+        family = _speaking(served)
+        body = read_json(request, SpeechBody, limit_bytes=settings.max_body_bytes)
+        exchange = Exchange.of(request.environ)
+        exchange.note_read()
+        _check(body, settings, served, family)
+        return _answer(body, settings, served, family, exchange)
+
+    @blueprint.get("/models")
+    def models() -> Response:
+        return jsonify(object="list", data=[_model(served)])
+
+    @blueprint.get("/models/<model>")
+    def model(model: str) -> Response:
+        _check_model(model, served)
+        return jsonify(_model(served))
+
+    @blueprint.get("/audio/voices")
+    def voices() -> Response:
+        rows = [{"id": v.id, "name": v.id, "language": v.language, "description": v.description}
+                for v in _speaking(served).voices()]  # fmt: skip
+        return jsonify(voices=rows)
+
+    return blueprint
+
+
+def render_error(error: ServingError) -> Response:
+    """Return the response for *error* in this protocol's shape."""
+    response = jsonify(openai_error(error))
+    response.status_code = error.status
+    response.headers.update(retry_headers(error))
+    return response
+
+
+def _speaking(served: Served) -> SpeechFamily:
+    if not isinstance(served.family, SpeechFamily):
+        raise UnknownModel(f"the model {served.name!r} does not speak", param="model")
+    return served.family
+
+
+def _check_model(name: str, served: Served) -> None:
+    if name != served.name:
+        raise UnknownModel(
+            f"the model {name!r} does not exist; this server has {served.name!r}", param="model"
+        )
+
+
+def _check(body: SpeechBody, settings: Settings, served: Served, family: SpeechFamily) -> None:
+    _check_model(body.model, served)
+    if len(body.input) > settings.max_input_chars:
+        raise InvalidField(f"input: at most {settings.max_input_chars} characters", param="input")
+    known = [voice.id for voice in family.voices()]
+    if body.voice_id not in known:
+        raise InvalidField(f"voice: {body.voice_id!r} is not one of {', '.join(known)}", param="voice")
+
+
+def _answer(
+    body: SpeechBody, settings: Settings, served: Served, family: SpeechFamily, exchange: Exchange
+) -> Response:
+    record: Record = g.record
+    record.fields |= {"voice": body.voice_id, "chars": len(body.input)}
+    computing = Computing(
+        served, exchange, record, settings.request_timeout_s, lambda i: _speak(family, i, body)
+    )
+    return speech_response(
+        computing, name=body.response_format, sse=body.stream_format == "sse", chars=len(body.input),
+        sample_rate=family.sample_rate, record=record,
+    )  # fmt: skip
+
+
+def _speak(family: SpeechFamily, instance: Instance, body: SpeechBody) -> Iterator[Samples]:
+    wanted = SpeechRequest(
+        text=body.input, voice=body.voice_id, speed=body.speed, seed=body.seed, language=body.language,
+        instructions=body.instructions,
+    )  # fmt: skip
+    for piece in family.speak(instance, wanted):
+        # A copy: the piece may be a buffer of the instance, which is at its next piece, or request, soon.
+        samples = np.array(piece.cpu().numpy(), np.float32)
+        if not np.isfinite(samples).all():
+            raise ValueError("the model gave NaN or infinity")
+        yield samples
+
+
+def _model(served: Served) -> dict[str, Any]:
+    return {"id": served.name, "object": "model", "created": served.created, "owned_by": "warmserve"}

@@ -1,0 +1,82 @@
+"""The data application: routes of every protocol, errors in each protocol's shape, one event a request."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flask import Flask, Response, g, request
+from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import MethodNotAllowed as WerkzeugMethodNotAllowed
+
+from server.api import inference, openai
+from server.api.exchange import Served
+from server.api.record import Record, Recorder
+from server.errors import (
+    InstanceFailed,
+    InvalidBody,
+    MethodNotAllowed,
+    NotFound,
+    ServingError,
+)
+from server.settings import Settings
+
+LOG = logging.getLogger("warmserve")
+SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
+
+
+def _nobody(_fields: Mapping[str, Any]) -> None:
+    """Stand in for whoever counts requests where nobody does."""
+
+
+def create_app(
+    settings: Settings, served: Served, observe: Callable[[Mapping[str, Any]], None] = _nobody
+) -> Flask:
+    """Return the application that the data listeners serve; *observe* gets each request's event."""
+    app = Flask("warmserve")
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+    app.before_request(_begin)
+    app.register_blueprint(openai.create_blueprint(settings, served))
+    app.register_blueprint(inference.create_blueprint(settings, served))
+    app.register_error_handler(ServingError, _render)
+    app.register_error_handler(Exception, _render_unexpected)
+
+    @app.after_request
+    def finish(response: Response) -> Response:
+        response.headers["X-Request-ID"] = g.record.request_id
+        response.headers["X-Model-Version"] = served.version
+        return response
+
+    recorder = Recorder(app.wsgi_app, observe, model=served.name, version=served.version)
+    app.wsgi_app = recorder  # type: ignore[method-assign]
+    return app
+
+
+def _begin() -> None:
+    g.record = Record.of(request.environ)
+    given = request.headers.get("X-Request-ID", "")
+    g.record.request_id = given if SANE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _render(error: ServingError) -> Response:
+    g.record.fields["code"] = error.code
+    if re.match(r"/v2(/|$)", request.path):
+        return inference.render_error(error)
+    return openai.render_error(error)
+
+
+def _render_unexpected(error: Exception) -> Response:
+    """Give framework errors and our own mistakes the protocol's shape; only the log gets a trace."""
+    if isinstance(error, WerkzeugMethodNotAllowed):
+        response = _render(MethodNotAllowed(f"{request.method} is not allowed here"))
+        response.headers["Allow"] = ", ".join(error.valid_methods or ())
+        return response
+    if isinstance(error, HTTPException) and error.code == 404:
+        return _render(NotFound(f"there is nothing at {request.path[:200]}"))
+    if isinstance(error, HTTPException) and error.code is not None and error.code < 500:
+        return _render(InvalidBody(error.description or error.name))
+    LOG.error("request failed", exc_info=error)
+    return _render(InstanceFailed("the server failed on this request"))
