@@ -1,0 +1,217 @@
+"""The Open Inference Protocol v2: server, models, statistics and inference. Parse, lease, run, render."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+from typing import Any
+
+from flask import Blueprint, Response, g, jsonify, request
+from pydantic import BaseModel, ConfigDict
+
+from server.api import inference_answer, inference_body, tensors
+from server.api.bodies import JSON, parse_json, read_body
+from server.api.computing import run_leased
+from server.api.exchange import Exchange, Served
+from server.api.inference_body import Inference
+from server.api.statistics import Statistics
+from server.errors import (
+    DeadlineExceeded,
+    InvalidField,
+    Overloaded,
+    ServingError,
+    UnknownModel,
+    Unsupported,
+    inference_error,
+    retry_headers,
+)
+from server.families.base import Family, Instance, SpeechFamily, TensorSpec, Value
+from server.settings import Settings
+
+BINARY = "application/octet-stream"
+HEADER_LENGTH = "Inference-Header-Content-Length"
+EXTENSIONS = ("binary_tensor_data", "model_repository", "parameters", "schedule_policy", "statistics")
+
+
+class IndexBody(BaseModel):
+    """POST /v2/repository/index; what is listed here is ready, so ``ready`` changes nothing."""
+
+    model_config = ConfigDict(strict=True)
+    ready: bool = False
+
+
+def create_blueprint(settings: Settings, served: Served) -> Blueprint:
+    """Return the routes of one served model."""
+    blueprint = Blueprint("inference", __name__, url_prefix="/v2")
+    _add_server_routes(blueprint, settings, served)
+    _add_model_routes(blueprint, settings, served)
+    return blueprint
+
+
+def render_error(error: ServingError) -> Response:
+    """Return the response for *error* in this protocol's shape."""
+    response = jsonify(inference_error(error))
+    response.status_code = error.status
+    response.headers.update(retry_headers(error))
+    return response
+
+
+def _add_server_routes(blueprint: Blueprint, settings: Settings, served: Served) -> None:
+    @blueprint.get("")
+    def server() -> Response:
+        return jsonify(name="warmserve", version=_server_version(), extensions=list(EXTENSIONS))
+
+    @blueprint.get("/health/live")
+    def live() -> Response:
+        return jsonify(live=True)
+
+    @blueprint.get("/health/ready")
+    def ready() -> Response:
+        return jsonify(ready=True)  # whoever answers on the data address is warm
+
+    @blueprint.post("/repository/index")
+    def index() -> Response:
+        raw = read_body(request, (*JSON, BINARY), limit_bytes=settings.max_body_bytes)
+        Exchange.of(request.environ).note_read()
+        if raw:  # tritonclient sends none
+            parse_json(raw, IndexBody)
+        row = {"name": served.name, "version": _number(served), "state": "READY", "reason": ""}
+        return jsonify([row])
+
+    @blueprint.post("/repository/models/<model>/<any(load, unload):_action>")
+    def change(model: str, _action: str) -> Response:
+        _check_model(served, model, None)
+        raise Unsupported("models are loaded and unloaded by the operator, not on this address")
+
+
+def _add_model_routes(blueprint: Blueprint, settings: Settings, served: Served) -> None:
+    statistics = Statistics()
+
+    @blueprint.get("/models")
+    def models() -> Response:
+        return jsonify(models=[served.name])
+
+    @blueprint.get("/models/<model>")
+    @blueprint.get("/models/<model>/versions/<version>")
+    def metadata(model: str, version: str | None = None) -> Response:
+        _check_model(served, model, version)
+        return jsonify(_metadata(served))
+
+    @blueprint.get("/models/<model>/ready")
+    @blueprint.get("/models/<model>/versions/<version>/ready")
+    def model_ready(model: str, version: str | None = None) -> Response:
+        _check_model(served, model, version)
+        return jsonify(name=served.name, ready=True)
+
+    @blueprint.get("/models/stats")  # of all models, which is this one
+    @blueprint.get("/models/<model>/stats")
+    @blueprint.get("/models/<model>/versions/<version>/stats")
+    def stats(model: str | None = None, version: str | None = None) -> Response:
+        _check_model(served, model or served.name, version)
+        return jsonify(model_stats=[statistics.snapshot(name=served.name, version=_number(served))])
+
+    @blueprint.post("/models/<model>/infer")
+    @blueprint.post("/models/<model>/versions/<version>/infer")
+    def infer(model: str, version: str | None = None) -> Response:
+        _check_model(served, model, version)
+        _check_reachable(served)
+        with statistics.inference() as parts:
+            return _infer(settings, served, parts)
+
+
+def _infer(settings: Settings, served: Served, parts: dict[str, int]) -> Response:
+    exchange = Exchange.of(request.environ)
+    raw = read_body(request, (*JSON, BINARY), limit_bytes=settings.max_body_bytes)
+    exchange.note_read()
+    began = time.monotonic_ns()
+    inference = inference_body.parse(raw, _header_length(), served.family)
+    _check_text(inference, settings, served.family)
+    parts["compute_input"] = time.monotonic_ns() - began
+    values = _run(settings, served, exchange, inference)
+    parts["queue"], parts["compute_infer"] = (
+        int(g.record.fields[k] * 1e6) for k in ("queue_ms", "inference_ms")
+    )
+    began = time.monotonic_ns()
+    response = _respond(inference, values, served)
+    parts["compute_output"] = time.monotonic_ns() - began
+    return response
+
+
+def _run(settings: Settings, served: Served, exchange: Exchange, inference: Inference) -> Mapping[str, Value]:
+    """Run *inference* unless its own time is over before an instance is free."""
+
+    def run(instance: Instance) -> Mapping[str, Value]:
+        given = served.family.infer(instance, inference.inputs, inference.parameters)
+        return tensors.on_host(served.family.outputs, given)
+
+    timeout_s = settings.request_timeout_s
+    if inference.timeout_s is None or inference.timeout_s >= timeout_s:
+        return run_leased(served, exchange, g.record, timeout_s, run)
+    left_s = g.record.began + inference.timeout_s - time.monotonic()
+    late = DeadlineExceeded(f"not begun within the request's timeout of {inference.timeout_s:g} s")
+    if left_s <= 0:
+        raise late
+    try:
+        return run_leased(served, exchange, g.record, left_s, run)
+    except Overloaded:
+        raise late from None
+
+
+def _respond(inference: Inference, values: Mapping[str, Value], served: Served) -> Response:
+    body, head = inference_answer.render(inference, values, model=served.name, version=_number(served))
+    if head is None:
+        return Response(body, mimetype=JSON[0])
+    return Response(body, mimetype=BINARY, headers={HEADER_LENGTH: str(head)})
+
+
+def _header_length() -> int | None:
+    given = request.headers.get(HEADER_LENGTH)
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdigit() and len(given) < 20):
+        raise InvalidField(f"{HEADER_LENGTH}: a number of bytes", param=HEADER_LENGTH)
+    return int(given)
+
+
+def _check_model(served: Served, model: str, version: str | None) -> None:
+    if model != served.name:
+        raise UnknownModel(f"the model {model!r} does not exist; this server has {served.name!r}")
+    if version is not None and version not in (served.version, _number(served)):
+        raise UnknownModel(f"{model!r} has no version {version!r} here; this server has {_number(served)!r}")
+
+
+def _check_reachable(served: Served) -> None:
+    if not served.family.inputs:
+        raise UnknownModel(f"the model {served.name!r} takes no tensors")
+
+
+def _check_text(inference: Inference, settings: Settings, family: Family) -> None:
+    """Hold a text to the limit it has on the speech route; whether it is a text at all, the family says."""
+    text: Any = inference.inputs["text"].item() if isinstance(family, SpeechFamily) else b""
+    if len(text.decode("utf-8", "replace")) > settings.max_input_chars:
+        raise InvalidField(f"text: at most {settings.max_input_chars} characters", param="text")
+
+
+def _metadata(served: Served) -> dict[str, Any]:
+    def row(spec: TensorSpec) -> dict[str, Any]:
+        return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
+
+    family = served.family
+    return {
+        "name": served.name, "versions": [_number(served)], "platform": "pytorch_warmserve",
+        "inputs": [row(spec) for spec in family.inputs], "outputs": [row(spec) for spec in family.outputs],
+    }  # fmt: skip
+
+
+def _number(served: Served) -> str:
+    """Return the version as this protocol names it: a number."""
+    return served.version.removeprefix("v")
+
+
+def _server_version() -> str:
+    try:
+        return package_version("warmserve")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"
