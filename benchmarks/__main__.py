@@ -1,0 +1,59 @@
+"""Run the measurements and write `benchmarks/RESULTS.md`: `python -m benchmarks [serving|swapping]`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import serving, swapping
+from benchmarks.report import Figure, machine, table
+from benchmarks.tones import publish_tone
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
+
+def main() -> None:
+    """Measure what the arguments name, all by default, one after the other."""
+    wanted = sys.argv[1:] or ["serving", "swapping"]
+    with tempfile.TemporaryDirectory(prefix="warmserve-bench-") as directory:
+        scratch = Path(directory)
+        sections = {name: MEASURED[name](scratch) for name in wanted}
+    text = f"# Results\n\n{time.strftime('%Y-%m-%d')}, {machine()}.\n"
+    for name, figures in sections.items():
+        text += f"\n## {name.capitalize()}\n\n{table(figures)}\n"
+    RESULTS.write_text(text)
+    print(text)
+
+
+def _serving(scratch: Path) -> list[Figure]:
+    hibari, tone = scratch / "hibari", scratch / "tone"
+    command = [str(Path(sys.executable).with_name("warmserve")), "import", "hibari"]
+    subprocess.run(
+        command, env={**os.environ, "WARMSERVE_MODELS": str(hibari)}, check=True, stdout=subprocess.DEVNULL
+    )
+    publish_tone(tone)
+    return [
+        *serving.start(hibari, scratch),
+        *serving.replacement(hibari, scratch),
+        *serving.one_copy(hibari, scratch),
+        *serving.fairness(tone, scratch),
+        *serving.overhead(tone, scratch),
+    ]
+
+
+def _swapping(scratch: Path) -> list[Figure]:
+    return [
+        *swapping.duration(scratch, workers=2),
+        *swapping.duration(scratch, workers=4),
+        *swapping.memory(scratch),
+    ]
+
+
+MEASURED = {"serving": _serving, "swapping": _swapping}
+
+if __name__ == "__main__":
+    main()
