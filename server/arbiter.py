@@ -109,7 +109,7 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
 
     def _next_action(self) -> Action | None:
         return next_action(
-            self.crew.views(),
+            self.crew.views(replace_worn=self._objection() is None),
             target=self.swaps.target,
             size=self.num_workers,
             surge=self.settings.surge,
@@ -136,7 +136,8 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
             phase = member.phase()
             if phase is Phase.DRAINING and not member.draining:  # somebody else told it to leave
                 self._give_notice(member)
-            late = self._is_stuck(member, now) if phase is Phase.READY else now > member.deadline
+            beats = phase in (Phase.READY, Phase.DEFUNCT)
+            late = self._is_stuck(member, now) if beats else now > member.deadline
             if late and not member.overdue:
                 member.overdue = True
                 emit(LOG, logging.WARNING, events.WORKER_OVERDUE, worker=member.pid,
@@ -226,10 +227,14 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
         emit(LOG, logging.INFO, events.WORKER_DRAINING, worker=member.pid, generation=member.generation)
 
     def _drain(self, member: Member) -> None:
-        warming = member.phase() is Phase.WARMING
+        phase = member.phase()
+        if (reason := member.worn()) and member.generation == self.swaps.target:
+            self.crew.count_restart(reason)
         self._give_notice(member)
         # One that still warms serves nobody, and may not have its signal handlers yet.
-        _signal(member.pid, signal.SIGKILL if warming else signal.SIGTERM)
+        _signal(member.pid, signal.SIGKILL if phase is Phase.WARMING else signal.SIGTERM)
+        if phase is Phase.DEFUNCT:
+            self._note_death(member, reason)
 
     def reap_workers(self) -> None:
         """Collect every ended child. A worker's end never ends the arbiter, whatever its exit code."""
@@ -258,7 +263,7 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
         }
         if phase is Phase.DRAINING:
             emit(LOG, logging.INFO, events.WORKER_DRAINED, **who, exit=name_exit(code))
-        elif phase is Phase.READY:
+        elif phase in (Phase.READY, Phase.DEFUNCT):
             emit(LOG, logging.ERROR, events.WORKER_DIED, **who, exit=name_exit(code))
             self.crew.count_restart(name_exit(code))
             self._note_death(member, name_exit(code))
@@ -274,7 +279,7 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
         window_s = self.settings.crash_window_s
         if self.crew.note_death(member.generation, time.monotonic(), window_s) < self.settings.crash_limit:
             return
-        detail = f"{self.settings.crash_limit} workers died within {window_s:g} s, the last with {how}"
+        detail = f"{self.settings.crash_limit} workers broke or died within {window_s:g} s, the last: {how}"
         if member.generation == self.swaps.target and not self.swaps.retreat(
             Refusal("crashing", detail), measure=self._memory, timeout_s=self.settings.boot_timeout_s
         ):

@@ -39,8 +39,14 @@ class Member:
         reported = self.reported().get("phase")
         if self.draining or reported == Phase.DRAINING.value:  # also one that somebody else sent TERM
             return Phase.DRAINING
+        if reported == Phase.DEFUNCT.value:
+            return Phase.DEFUNCT
         self.was_ready = self.was_ready or reported == Phase.READY.value
         return Phase.READY if self.was_ready else Phase.WARMING
+
+    def worn(self) -> str:
+        """Return why the worker asks to be replaced; empty while it does not."""
+        return str(self.reported().get("worn") or "")
 
     def reported(self) -> dict[str, object]:
         """Return the worker's own record."""
@@ -69,9 +75,15 @@ class Crew:
     restarts: dict[str, int] = field(default_factory=dict)
     _failed_in_a_row: int = 0
 
-    def views(self) -> list[WorkerView]:
-        """Return the snapshot that `server.rollout.next_action` decides on."""
-        live = [WorkerView(m.pid, m.generation, m.phase()) for m in self.members.values()]
+    def views(self, *, replace_worn: bool) -> list[WorkerView]:
+        """Return the snapshot that `server.rollout.next_action` decides on.
+
+        Without *replace_worn*, what asks to be replaced serves on: there is no room for its successor.
+        """
+        live = [
+            WorkerView(m.pid, m.generation, m.phase(), worn=replace_worn and bool(m.worn()))
+            for m in self.members.values()
+        ]
         gone = [WorkerView(f.pid, f.generation, Phase.FAILED, f.reason) for f in self.failures]
         return live + gone
 
@@ -108,7 +120,7 @@ class Crew:
         return sum(of == generation for _, of in self.deaths)
 
     def count_restart(self, reason: str) -> None:
-        """Count a worker that ended without being told to; the reasons beyond a limit are ``other``."""
+        """Count a worker that ended unasked or had to be replaced; reasons beyond a limit are ``other``."""
         word = re.sub(r"\W", "_", reason, flags=re.ASCII)[:REASON_CHARS]
         if word not in self.restarts and len(self.restarts) >= RESTART_REASONS:
             word = "other"

@@ -28,6 +28,7 @@ SWAP_STARTED = "swap_started"
 VERSION_PREPARED = "version_prepared"
 VERSION_REFUSED = "version_refused"
 WARMED = "warmed"
+WORKER_DEFUNCT = "worker_defunct"
 WORKER_DIED = "worker_died"
 WORKER_DRAINED = "worker_drained"
 WORKER_DRAINING = "worker_draining"
@@ -35,6 +36,7 @@ WORKER_FAILED = "worker_failed"
 WORKER_OVERDUE = "worker_overdue"
 WORKER_READY = "worker_ready"
 WORKER_SPAWNED = "worker_spawned"
+WORKER_WORN = "worker_worn"
 
 
 def emit(log: logging.Logger, level: int, event: str, *, exc_info: bool = False, **fields: Any) -> None:

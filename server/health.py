@@ -22,6 +22,11 @@ class Health:
     reason: str = ""
 
 
+def takes_requests(worker: Mapping[str, Any], now: float) -> bool:
+    """Tell whether *worker* is ready by its own report, and that report is not old."""
+    return worker.get("phase") == "ready" and bool(now - worker.get("beat", 0.0) <= STALE_AFTER_S)
+
+
 def judge(
     arbiter: Mapping[str, Any], workers: Iterable[Mapping[str, Any]], *, now: float, min_ready: int
 ) -> Health:
@@ -30,7 +35,7 @@ def judge(
     *now* is the monotonic clock in seconds, which all processes of a machine share.
     """
     workers = list(workers)
-    fresh = [w for w in workers if w.get("phase") == "ready" and now - w.get("beat", 0.0) <= STALE_AFTER_S]
+    fresh = [w for w in workers if takes_requests(w, now)]
     size = int(arbiter.get("size", 0))
     count = len(fresh)
     if arbiter.get("failure"):

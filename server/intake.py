@@ -126,11 +126,20 @@ class Intake:
 
     # ---- places ---------------------------------------------------------------------------------
 
+    def take_place(self) -> None:
+        """Take a place for work of the worker's own."""
+        self.places += 1
+        self._slot.update(in_flight=self.places)
+
+    def return_place(self) -> None:
+        """Give back a place that has been taken."""
+        self.places -= 1
+        self._slot.update(in_flight=self.places)
+
     def _take_place(self, conn: Connection) -> None:
         if not conn.holds_place:
             conn.holds_place = True
-            self.places += 1
-            self._slot.update(in_flight=self.places)
+            self.take_place()
 
     def vacate(self, conn: Connection) -> None:
         """The model has finished with the request of *conn*: its place is free, the rest is sending."""
@@ -140,8 +149,7 @@ class Intake:
     def _free_place(self, conn: Connection) -> None:
         if conn.holds_place:
             conn.holds_place = False
-            self.places -= 1
-            self._slot.update(in_flight=self.places)
+            self.return_place()
 
     def admit_waiting(self) -> None:
         """Give free places to those who waited longest."""
@@ -180,6 +188,11 @@ class Intake:
                 if conn is not None:
                     self._refuse(conn)
         return self.refused - before
+
+    def refuse_waiting(self) -> None:
+        """Answer 503 to all who spoke up and have no place: none of theirs has begun, so they may retry."""
+        while self.waiting:
+            self._refuse(self.waiting.popleft())
 
     def _refuse(self, conn: Connection) -> None:
         self.refused += 1

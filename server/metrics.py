@@ -26,7 +26,7 @@ START_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 BATCH = (1, 2, 4, 8, 16, 32, 64, 128)
 REFUSALS = (429, 503)  # statuses that say "not now": nothing was wrong with the request
 REASONS = ("queue_full", "overloaded", "draining")
-TIERS = ("load", "inference")
+TIERS = ("load", "inference", "keepalive")
 # 2**-20 s is about a microsecond. Sums of multiples of it are exact in a double for 272 years of seconds,
 # so they do not depend on the order of the files. Otherwise folding two of them could lower a sum by its
 # last bit, and Prometheus takes any decrease for a restart at zero.
@@ -103,6 +103,8 @@ class Instruments:
         self._audio.labels(model=self._model)
         for reason in REASONS:
             self._rejected.labels(reason=reason)
+        for tier in TIERS:
+            self._warmup.labels(model=self._model, tier=tier)
         for histogram in (*self._durations.values(), self._load):
             histogram.labels(model=self._model)
 
@@ -126,11 +128,11 @@ class Instruments:
         """Count requests or connections that were turned away; *reason* is an error's code."""
         self._rejected.labels(reason=reason).inc(count)
 
-    def warmed(self, *, load_ms: float, warmup_ms: float) -> None:
-        """Note how long this worker took to get ready: building and binding, then real inference."""
-        self._time(self._load, load_ms)
-        for tier, took_ms in zip(TIERS, (load_ms, warmup_ms), strict=True):
-            self._warmup.labels(model=self._model, tier=tier).observe(_exact(took_ms / 1000))
+    def warmed(self, tier: str, took_ms: float) -> None:
+        """Note what one tier of warm-up took: ``load``, ``inference`` or ``keepalive``."""
+        if tier == "load":
+            self._time(self._load, took_ms)
+        self._warmup.labels(model=self._model, tier=tier).observe(_exact(took_ms / 1000))
 
     def _time(self, histogram: Histogram, took_ms: float | None) -> None:
         if took_ms is not None:

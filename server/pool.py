@@ -37,7 +37,9 @@ class InstancePool(Generic[T]):
     def __init__(self, instances: Sequence[T], *, version: str) -> None:
         self.version = version
         self.size = len(instances)
-        self._idle = list(instances)
+        now = time.monotonic()
+        self._idle = [(instance, now) for instance in instances]  # since when; the last used is last
+        self._lent: dict[int, float] = {}  # when each was lent, by a number of its own
         self._waiting: deque[object] = deque()  # tickets in order of arrival
         self._draining = False
         self._changed = threading.Condition()
@@ -48,6 +50,18 @@ class InstancePool(Generic[T]):
         with self._changed:
             return self.size - len(self._idle)
 
+    @property
+    def longest_lent_s(self) -> float:
+        """For how long the instance that has been out longest has been so; 0 while all are idle."""
+        with self._changed:
+            return time.monotonic() - min(self._lent.values()) if self._lent else 0.0
+
+    @property
+    def longest_idle_s(self) -> float:
+        """For how long the instance that was used least lately has been idle; 0 while none is."""
+        with self._changed:
+            return time.monotonic() - self._idle[0][1] if self._idle else 0.0
+
     @contextmanager
     def lease(self, *, timeout_s: float) -> Iterator[T]:
         """Lend one instance; it comes back however the block ends.
@@ -56,12 +70,31 @@ class InstancePool(Generic[T]):
             PoolClosed: this version is draining and takes no new work.
             PoolTimeout: every instance stayed busy for *timeout_s* seconds.
         """
-        instance = self._take(timeout_s)
+        with self._lend(self._take(timeout_s)) as instance:
+            yield instance
+
+    @contextmanager
+    def lease_idlest(self) -> Iterator[T | None]:
+        """Lend the instance that was used least lately; None, at once, while a request could want it."""
+        with self._changed:
+            free = self._idle and not self._waiting and not self._draining
+            taken = self._idle.pop(0)[0] if free else None
+        if taken is None:
+            yield None
+        else:
+            with self._lend(taken):
+                yield taken
+
+    @contextmanager
+    def _lend(self, instance: T) -> Iterator[T]:
+        with self._changed:
+            self._lent[id(instance)] = time.monotonic()
         try:
             yield instance  # without the lock: the others lease while this one computes
         finally:
             with self._changed:
-                self._idle.append(instance)
+                del self._lent[id(instance)]
+                self._idle.append((instance, time.monotonic()))
                 self._changed.notify_all()
 
     def _take(self, timeout_s: float) -> T:
@@ -76,18 +109,23 @@ class InstancePool(Generic[T]):
                     raise PoolClosed(self.version)
                 if not first:
                     raise PoolTimeout(self.version, timeout_s)
-                return self._idle.pop()
+                return self._idle.pop()[0]
             finally:
                 # Also for one that gave up: those behind it move up.
                 self._waiting.remove(ticket)
                 self._changed.notify_all()
 
-    def drain(self, *, timeout_s: float) -> bool:
-        """Lend no more and wait for what is lent; tell whether all came back within *timeout_s*."""
-        deadline = time.monotonic() + timeout_s
+    def close(self) -> None:
+        """Lend no more, also to those that wait already."""
         with self._changed:
             self._draining = True
             self._changed.notify_all()
+
+    def drain(self, *, timeout_s: float) -> bool:
+        """Lend no more and wait for what is lent; tell whether all came back within *timeout_s*."""
+        deadline = time.monotonic() + timeout_s
+        self.close()
+        with self._changed:
             return self._changed.wait_for(
                 lambda: len(self._idle) == self.size, max(0.0, deadline - time.monotonic())
             )

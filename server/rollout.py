@@ -12,22 +12,27 @@ from enum import Enum
 
 
 class Phase(Enum):
-    """What a worker is doing. FAILED is the record of one that ended before it was ready."""
+    """What a worker is doing.
+
+    DEFUNCT takes no new work and will not again; FAILED is the record of one that ended before it was ready.
+    """
 
     WARMING = "warming"
     READY = "ready"
+    DEFUNCT = "defunct"
     DRAINING = "draining"
     FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class WorkerView:
-    """One worker as the arbiter sees it now."""
+    """One worker as the arbiter sees it now. One that is *worn* serves until another has taken its place."""
 
     pid: int
     generation: int
     phase: Phase
     reason: str = ""
+    worn: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,18 +76,19 @@ def next_action(
     Same snapshot, same answer. Obeying it never leaves fewer than *size* READY workers by our own doing
     (*size* - 1 when *surge* is 0), nor more than *size* + *surge* in memory.
     """
-    fresh = [w for w in workers if w.generation == target]
-    others = [w for w in workers if w.generation != target]
-    old_ready = _in(others, Phase.READY)
+    fresh = [w for w in workers if w.generation == target and not w.worn]
+    others = [w for w in workers if w.generation != target or w.worn]
+    leaving = _in(others, Phase.READY)
+    way_back = [w for w in leaving if w.generation != target]
     ready = len(_in(workers, Phase.READY))
     alive = sum(w.phase is not Phase.FAILED for w in workers)
     coming = len(_in(fresh, Phase.WARMING)) + len(_in(fresh, Phase.READY))
     failed = _in(fresh, Phase.FAILED)
 
     # Rolling back needs somewhere to go: once no old worker is READY, only forward is left.
-    if failed and old_ready and not proven:
+    if failed and way_back and not proven:
         return Rollback(failed[0].reason)
-    if failed and not coming and not proven:
+    if failed and not coming and not leaving and not proven:
         return GiveUp(failed[0].reason)
     surplus = _surplus(fresh, others, ready=ready, coming=coming, size=size)
     if surplus is not None:
@@ -91,8 +97,8 @@ def next_action(
         if alive < size + surge:
             return Spawn(target)
         # No surge: one leaves before one comes, and never while another is on its way.
-        if old_ready and surge == 0 and alive == ready >= size:
-            return Drain(_oldest(old_ready).pid)
+        if leaving and surge == 0 and alive == ready >= size:
+            return Drain(_oldest(leaving).pid)
     return None
 
 
@@ -100,17 +106,15 @@ def _surplus(
     fresh: Sequence[WorkerView], others: Sequence[WorkerView], *, ready: int, coming: int, size: int
 ) -> WorkerView | None:
     """Return the worker that can go now without leaving fewer than *size* READY ones, if any."""
-    stray = _in(others, Phase.WARMING)  # of a version that is no longer wanted; it serves nobody yet
+    # Those serve nobody: of a version that is no longer wanted, or broken.
+    stray = _in(others, Phase.WARMING) + _in([*fresh, *others], Phase.DEFUNCT)
     if stray:
         return _oldest(stray)
     warming = _in(fresh, Phase.WARMING)
     if coming > size and warming:
         return warming[-1]
     if ready > size:
-        old_ready = _in(others, Phase.READY)
-        if old_ready:
-            return _oldest(old_ready)
-        return _oldest(_in(fresh, Phase.READY))
+        return _oldest(_in(others, Phase.READY) or _in(fresh, Phase.READY))
     return None
 
 

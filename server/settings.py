@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Literal
 
 from dotenv.parser import parse_stream
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import ErrorDetails
 
 PREFIX = "WARMSERVE_"
@@ -21,6 +30,8 @@ FILE_VARIABLE = "WARMSERVE_ENV_FILE"
 SHOWN_CHARS = 80  # of a wrong value, in a message
 # What gunicorn takes; a port alone would bind every interface, so a host is asked for.
 ADDRESS = re.compile(r"unix:.+|fd://\d+|(tcp://)?(\[[0-9a-fA-F:.%]+\]|[^\s:/,]+)(:\d+)?")
+
+PERCENT = re.compile(r"(\d{1,2}(?:\.\d+)?|100)%", re.ASCII)
 
 
 class SettingsError(Exception):
@@ -79,6 +90,19 @@ class Settings(BaseModel):
     memory_limit_bytes: int = Field(
         0, ge=0, description="bytes a swap may hold, old and new; 0 is the cgroup's or the machine's"
     )
+    worker_memory_limit: str = Field(
+        "0",
+        description="memory of its own at which a worker is replaced: 512MiB, 10%; 0: never",
+    )
+    max_requests: int = Field(
+        0, ge=0, le=10**9, description="requests after which a worker is replaced; 0: never"
+    )
+    max_requests_jitter: int = Field(
+        0, ge=0, le=10**9, description="at most so many more, so that workers do not leave together"
+    )
+    keepalive_s: float = Field(
+        600, ge=0, le=86400, description="idle seconds after which an instance runs a warm-up input; 0: never"
+    )
     log_format: Literal["text", "json"] = Field("text", description="form of the log lines")
 
     @field_validator("bind", "admin_bind")
@@ -94,6 +118,17 @@ class Settings(BaseModel):
         if set(parts) & set(str(found.data.get("bind", "")).split(",")):
             raise ValueError("must differ from WARMSERVE_BIND")
         return ",".join(parts)
+
+    @field_validator("worker_memory_limit")
+    @classmethod
+    def _check_memory(cls, value: str) -> str:
+        if PERCENT.fullmatch(value):
+            return value
+        try:
+            TypeAdapter(ByteSize).validate_python(value)
+        except ValidationError:
+            raise ValueError("must be bytes (1500000000, 1500MB, 1.5GiB) or a percentage (10%)") from None
+        return value
 
     @field_validator("min_ready")
     @classmethod
@@ -127,6 +162,12 @@ class Settings(BaseModel):
     def bind_addresses(self) -> list[str]:
         """The data addresses, as gunicorn takes them."""
         return [part.strip() for part in self.bind.split(",")]
+
+    def worker_memory_limit_bytes(self, whole_bytes: int) -> int:
+        """Return WORKER_MEMORY_LIMIT in bytes, a percentage being one of *whole_bytes*; 0 is no limit."""
+        if percent := PERCENT.fullmatch(self.worker_memory_limit):
+            return int(whole_bytes * float(percent[1]) / 100)
+        return int(TypeAdapter(ByteSize).validate_python(self.worker_memory_limit))
 
     @property
     def logger_class(self) -> str:

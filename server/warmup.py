@@ -1,6 +1,7 @@
 """Warm-up: what a worker does before its first request, and the checks a version has to pass in it.
 
-Tier 1 builds and binds, tier 2 runs real inference over the declared inputs on every instance.
+Tier 1 builds and binds; tier 2 runs real inference over the declared inputs on every instance; tier 3,
+`server.keepalive`, rehearses on instances that nobody has used for a while.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from server.families.base import Family, Instance
 
 SILENCE = 1e-4  # of full scale, -80 dB: no voice is that quiet, a network of zeros is
+LONGER = 2  # a text with so many times the characters of another may not give less sound
 
 
 class WarmupFailed(Exception):
@@ -25,20 +27,38 @@ class WarmupFailed(Exception):
         self.reason = reason
 
 
-def warm_up(family: Family, instances: Sequence[Instance], inputs: Sequence[Mapping[str, Any]]) -> None:
-    """Run every input on every instance and check what comes out.
+def warm_up(family: Family, instances: Sequence[Instance], inputs: Sequence[Mapping[str, Any]]) -> float:
+    """Run every input on every instance, check what comes out; return the first input's longest seconds.
 
     Raises:
-        WarmupFailed: an output is empty, not finite, silent, or the sample rate is not the declared one.
+        WarmupFailed: an output is empty, not finite, silent, or shorter than that of a much shorter text;
+            or the sample rate is not the declared one.
         Exception: whatever the family raises.
     """
     _check_sample_rate(family)
+    longest_s = 0.0
+    for instance in instances:
+        sizes = []
+        for number, declared in enumerate(inputs):
+            began = time.monotonic()
+            sizes.append(rehearse(family, instance, declared, f"warm-up input {number}"))
+            if number == 0:
+                longest_s = max(longest_s, time.monotonic() - began)
+        _check_lengths(inputs, sizes)
+    return longest_s
+
+
+def rehearse(family: Family, instance: Instance, declared: Mapping[str, Any], what: str) -> dict[str, int]:
+    """Run *declared* once and check the outputs; return their numbers of elements.
+
+    Raises: as `warm_up`.
+    """
     with torch.inference_mode():
-        for instance in instances:
-            for number, declared in enumerate(inputs):
-                outputs = family.rehearse(instance, declared)
-                for name, tensor in outputs.items():
-                    _check(tensor, f"output {name!r} of warm-up input {number}")
+        # On the host: reading a value waits for the device, so what was timed has been computed.
+        outputs = {name: out.cpu() for name, out in family.rehearse(instance, declared).items()}
+        for name, tensor in outputs.items():
+            _check(tensor, f"output {name!r} of {what}")
+    return {name: tensor.numel() for name, tensor in outputs.items()}
 
 
 def _check(tensor: torch.Tensor, what: str) -> None:
@@ -50,6 +70,22 @@ def _check(tensor: torch.Tensor, what: str) -> None:
         raise WarmupFailed("warmup_not_finite", f"{what} holds NaN or infinity")
     if float(tensor.abs().max()) < SILENCE:
         raise WarmupFailed("warmup_silent", f"{what} never exceeds {SILENCE:g}")
+
+
+def _check_lengths(inputs: Sequence[Mapping[str, Any]], sizes: Sequence[Mapping[str, int]]) -> None:
+    """Compare inputs that differ in their text alone: more text is not less sound."""
+    spoken = [(str(declared["text"]), _without_text(declared), size["audio"], number)
+              for number, (declared, size) in enumerate(zip(inputs, sizes, strict=True))
+              if "text" in declared and "audio" in size]  # fmt: skip
+    for short, rest, short_size, first in spoken:
+        for long, same, long_size, second in spoken:
+            if rest == same and len(long) >= LONGER * len(short) and long_size < short_size:
+                detail = f"warm-up input {second} has more text than {first}, but {long_size} samples"
+                raise WarmupFailed("warmup_length", f"{detail} where {first} has {short_size}")
+
+
+def _without_text(declared: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in declared.items() if key != "text"}
 
 
 def _check_sample_rate(family: Family) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import selectors
 import signal
+import sys
 import threading
 import time
 from concurrent import futures
@@ -30,10 +31,12 @@ from server.board import Board, Record
 from server.connections import NEVER, Connection, has_left, reset
 from server.errors import ResponseAborted
 from server.events import emit
+from server.fitness import STUCK_GRACE_S, Fitness
 from server.generation import Generation
 from server.intake import Intake
+from server.keepalive import KeepAlive, Kept, is_spare
 from server.listeners import queued
-from server.memory import own_memory, weights_outside
+from server.memory import weights_outside
 from server.metric_files import metrics_directory
 from server.metrics import Instruments, made_for
 from server.pool import InstancePool
@@ -41,16 +44,18 @@ from server.preparation import Refusal, die_with_parent
 from server.rollout import Phase
 from server.settings import Settings
 from server.warmup import timed, warm_up
+from weights.residency import memory_limit_bytes
 
 LOG = logging.getLogger("warmserve")
 
 BEAT_S = 0.5
 SHED_CHECK_S = 0.02  # a worker with no capacity looks this often whether the queue is too long
 SHED_LOG_S = 1.0
-MEMORY_EVERY_S = 10.0
+MEMORY_EVERY_S = 5.0
 ADMIN_THREADS = 4
 LINGER_S = 2.0  # a draining worker's wait for a request on a connection it has accepted already
 EXIT_WARMUP_FAILED = 1
+BOARD_TIERS = {"load": "load_ms", "inference": "warmup_ms", "keepalive": "keepalive_ms"}
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,10 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
     _accepting: bool
     instruments: Instruments
     intake: Intake
+    fitness: Fitness
+    served_model: Served
+    keep_alive: KeepAlive
+    max_requests: int
 
     def __init__(self, *args: Any, station: Station) -> None:
         super().__init__(*args)
@@ -81,6 +90,9 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         self.local = threading.local()
         self.ready = False
         self.served = 0
+        # gunicorn would end the worker at its limit, before there is another: `Fitness` asks for one first.
+        self.recycle_after = 0 if self.max_requests == sys.maxsize else self.max_requests
+        self.max_requests = sys.maxsize
         self.farewell = 0  # queued connections still to be taken, once the whole service stops
         self.shed_logged, self.shed_log_at = 0, 0.0
         self.memory_due = 0.0
@@ -99,6 +111,11 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
             model=self.generation.manifest.name, phase=Phase.WARMING.value, born=time.monotonic(),
             beat=time.monotonic(), pool_size=self.station.settings.pool_size, in_flight=0, served=0,
             device="cpu",
+        )  # fmt: skip
+        self.fitness = Fitness(
+            self.slot, self._wake_arbiter, generation=self.generation.number,
+            recycle_after=self.recycle_after,
+            memory_limit_bytes=self.station.settings.worker_memory_limit_bytes(memory_limit_bytes()),
         )  # fmt: skip
         torch.set_num_threads(
             self.station.settings.torch_threads_for(self.station.workers, os.cpu_count() or 1)
@@ -131,23 +148,31 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         self.instruments = made_for(
             generation.manifest.name, generation.version.name, metrics_directory(self.station.board)
         )
-        tiers: dict[str, Any] = {}
-        with timed(lambda ms: tiers.update(load_ms=ms)):
+        with timed(functools.partial(self._note_warmed, "load")):
             device = torch.device("cpu")
             instances = [generation.build_instance(n, device) for n in range(settings.pool_size)]
         inputs = generation.manifest.warmup or generation.family.warmup_inputs()
-        with timed(lambda ms: tiers.update(warmup_ms=ms)):
-            warm_up(generation.family, instances, inputs)
-        emit(LOG, logging.INFO, events.WARMED, generation=generation.number, **tiers)
-        self.instruments.warmed(**tiers)
+        with timed(functools.partial(self._note_warmed, "inference")):
+            usual_s = warm_up(generation.family, instances, inputs)
+        self.fitness.refuse_excess()
         outside = weights_outside((i.module for i in instances), generation.mapped.contains)
-        self.slot.update(**tiers, weights_private_bytes=outside)
+        self.slot.update(weights_private_bytes=outside)
         pool = InstancePool(instances, version=generation.version.name)
-        served = Served(
+        self.keep_alive = KeepAlive(
+            generation.family, pool, inputs[0], usual_s=usual_s, interval_s=settings.keepalive_s,
+            turn=settings.run_dir / "keepalive.lock",
+        )  # fmt: skip
+        self.served_model = Served(
             name=generation.manifest.name, version=generation.version.name, family=generation.family,
             pool=pool, created=int(generation.version.path.stat().st_mtime),
         )  # fmt: skip
-        return create_app(settings, served, self.instruments.observe)
+        return create_app(settings, self.served_model, self.instruments.observe)
+
+    def _note_warmed(self, tier: str, took_ms: float) -> None:
+        """Log, export and show what one tier of warm-up took."""
+        emit(LOG, logging.INFO, events.WARMED, generation=self.generation.number, tier=tier, ms=took_ms)
+        self.instruments.warmed(tier, took_ms)
+        self.slot.update(**{BOARD_TIERS[tier]: took_ms})
 
     def _open_doors(self, app: Any) -> None:
         """Listen and accept: from here on this worker takes requests (main thread)."""
@@ -197,6 +222,8 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         self._beat(time.monotonic())
         self.intake.admit_waiting()
         serving = self.ready and (self.alive or self.farewell > 0)
+        if self.ready and self.alive and self.keep_alive.is_due:
+            self._keep_warm()
         free = serving and self.intake.is_free
         self.set_accept_enabled(free)
         idle_s = SHED_CHECK_S if serving and not free else BEAT_S
@@ -209,10 +236,45 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         self.slot.update(beat=now)
         if now >= self.memory_due:
             self.memory_due = now + MEMORY_EVERY_S
-            self.admin_pool.submit(self._report_memory)  # milliseconds, in which the loop could not accept
+            # Milliseconds, in which the loop could not accept.
+            self.admin_pool.submit(self.fitness.report_memory)
+        if self.ready:
+            self._look_for_stuck_instances()
 
-    def _report_memory(self) -> None:
-        self.slot.update(**own_memory())
+    def _look_for_stuck_instances(self) -> None:
+        lent_s, limit_s = self.served_model.pool.longest_lent_s, self.station.settings.request_timeout_s
+        if lent_s > limit_s + STUCK_GRACE_S:
+            detail = f"an instance has been computing for {lent_s:.0f} s, REQUEST_TIMEOUT_S is {limit_s:g}"
+            self._break_down("instance_stuck", detail)
+
+    def _break_down(self, reason: str, detail: str) -> None:
+        """Take nothing new, finish what can be finished; the arbiter sends another worker."""
+        self.ready = False
+        self.fitness.break_down(reason, detail)
+        self.intake.refuse_waiting()
+
+    def _keep_warm(self) -> None:
+        """Let the idlest instance compute, on a place of its own, where that makes nobody wait."""
+        board = self.station.board
+        spare = self.intake.is_free and not self._queued()
+        if (
+            not spare
+            or self.fitness.worn
+            or not is_spare(board.workers().values(), self.pid, time.monotonic())
+        ):
+            return
+        self.intake.take_place()
+        self.served_model.threads.submit(self.keep_alive.run).add_done_callback(
+            lambda future: self.method_queue.defer(self._kept_warm, future)
+        )
+
+    def _kept_warm(self, future: futures.Future[Kept | None]) -> None:
+        self.intake.return_place()
+        if (kept := future.result()) is None:
+            return
+        self._note_warmed("keepalive", kept.took_s * 1000)
+        if kept.fault:
+            self.fitness.wear("keepalive_failed", kept.fault)
 
     def _drain(self) -> None:
         """Take nothing new; finish running responses within the drain timeout."""
@@ -304,6 +366,7 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         if not conn.admin:
             self.served += 1
             self.slot.update(served=self.served)
+            self.fitness.note_served(self.served)
         if (error := future.exception()) is not None:
             LOG.error("connection thread failed", exc_info=error)
 

@@ -55,8 +55,10 @@ class Fleet(RuleBasedStateMachine):
             self.workers[self.pid] = WorkerView(self.pid, action.generation, Phase.WARMING)
         elif isinstance(action, Drain):
             worker = self.workers[action.pid]
-            assert worker.phase in (Phase.WARMING, Phase.READY)
-            if worker.phase is Phase.READY:
+            assert worker.phase in (Phase.WARMING, Phase.READY, Phase.DEFUNCT)
+            if worker.phase is Phase.DEFUNCT:
+                self.workers[action.pid] = replace(worker, phase=Phase.DRAINING)
+            elif worker.phase is Phase.READY:
                 floor = self.size if self.surge else self.size - 1
                 assert before - 1 >= floor, "drained below what has to stay ready"
                 self.workers[action.pid] = replace(worker, phase=Phase.DRAINING)
@@ -107,6 +109,18 @@ class Fleet(RuleBasedStateMachine):
             del self.workers[worker.pid]
             self.obey()
 
+    @rule(data=st.data())
+    def wears_out(self, data: st.DataObject) -> None:
+        if worker := self.pick(Phase.READY, data):
+            self.workers[worker.pid] = replace(worker, worn=True)
+            self.obey()
+
+    @rule(data=st.data())
+    def breaks(self, data: st.DataObject) -> None:
+        if worker := self.pick(Phase.READY, data):
+            self.workers[worker.pid] = replace(worker, phase=Phase.DEFUNCT)
+            self.obey()
+
     @rule()
     def back_off_ends(self) -> None:
         self.workers = {p: w for p, w in self.workers.items() if w.phase is not Phase.FAILED}
@@ -143,7 +157,7 @@ class Fleet(RuleBasedStateMachine):
             self.obey()
         settled = list(self.workers.values())
         assert [w.generation for w in settled] == [self.target] * self.size
-        assert all(w.phase is Phase.READY for w in settled)
+        assert all(w.phase is Phase.READY and not w.worn for w in settled)
 
 
 TestFleet = Fleet.TestCase

@@ -152,7 +152,8 @@ def test_worker_killed_at_birth_breaks_neither_fold_nor_scrape(board: Board) -> 
 
 def test_every_metric_is_exposed(board: Board, worker: Make) -> None:
     instruments = worker(11)
-    instruments.warmed(load_ms=10, warmup_ms=20)
+    instruments.warmed("load", 10)
+    instruments.warmed("inference", 20)
     instruments.observe({**EVENT, "cancelled": True})
     instruments.observe({"status": 503, "code": "overloaded", "total_ms": 1.0})
     families = {f.name: f for f in text_string_to_metric_families(expose(board).decode())}
@@ -236,7 +237,8 @@ def test_instruments_work_without_files() -> None:
 def test_file_of_a_worker_needs_no_growth(board: Board, worker: Make) -> None:
     """What is reserved at birth holds every series that a worker makes without errors."""
     instruments = worker(11)
-    instruments.warmed(load_ms=10, warmup_ms=20)
+    instruments.warmed("load", 10)
+    instruments.warmed("inference", 20)
     instruments.observe({**EVENT, "batch_size": 4})
     for path in metric_files.readable(directory(board)):
         assert path.stat().st_size == metric_files.FILE_BYTES
@@ -246,7 +248,7 @@ def test_file_of_a_worker_needs_no_growth(board: Board, worker: Make) -> None:
 
 @pytest.mark.parametrize("sample", ["grafana.json", "alerts.yml"])
 def test_samples_name_only_metrics_there_are(board: Board, worker: Make, sample: str) -> None:
-    worker(11).warmed(load_ms=10, warmup_ms=20)
+    worker(11).warmed("load", 10)
     there = {name for name, _ in samples(board)}
     assert set(re.findall(r"warmserve_\w+", (SCRIPTS / sample).read_text())) <= there
 

@@ -25,6 +25,14 @@ def draining(pid: int) -> WorkerView:
     return WorkerView(pid, NEW, Phase.DRAINING)
 
 
+def worn(pid: int) -> WorkerView:
+    return WorkerView(pid, NEW, Phase.READY, worn=True)
+
+
+def defunct(pid: int) -> WorkerView:
+    return WorkerView(pid, NEW, Phase.DEFUNCT)
+
+
 def failed(pid: int) -> WorkerView:
     return WorkerView(pid, NEW, Phase.FAILED, "warmup_failed")
 
@@ -58,6 +66,20 @@ def failed(pid: int) -> WorkerView:
         ([ready(1), ready(2), draining(3)], None),
         # an old worker was lost during a swap
         ([old(1), warming(3)], Spawn(NEW)),
+        # workers to be replaced: one at a time, and only once another is ready
+        ([worn(1), worn(2)], Spawn(NEW)),
+        ([worn(1), worn(2), warming(3)], None),
+        ([worn(1), worn(2), ready(3)], Drain(1)),
+        ([draining(1), worn(2), ready(3)], None),
+        ([worn(2), ready(3)], Spawn(NEW)),
+        ([worn(2), ready(3), ready(4)], Drain(2)),
+        ([old(1), worn(2), ready(3)], Drain(1)),
+        # one that failed while a worn one of the same version serves is no reason to give up
+        ([worn(1), failed(2)], None),
+        # a broken worker leaves at once, and another comes
+        ([defunct(1), ready(2)], Drain(1)),
+        ([defunct(1), old(2), ready(3)], Drain(1)),
+        ([draining(1), ready(2)], Spawn(NEW)),
     ],
 )
 def test_next_action(workers: list[WorkerView], expected: object) -> None:
@@ -74,6 +96,9 @@ def test_next_action(workers: list[WorkerView], expected: object) -> None:
         ([old(2), ready(3)], Drain(2)),
         ([ready(3)], Spawn(NEW)),
         ([old(2), failed(3)], Rollback("warmup_failed")),
+        ([worn(1), ready(2)], Drain(1)),
+        ([ready(2)], Spawn(NEW)),
+        ([defunct(1), ready(2)], Drain(1)),
     ],
 )
 def test_next_action_without_surge_drains_one_before_one_comes(
