@@ -111,3 +111,56 @@ def test_no_instance_is_lost_or_lent_twice_under_random_use() -> None:
     assert not twice
     assert found.lent == 0
     assert not found._waiting
+
+
+def test_the_idlest_instance_is_lent_only_while_nobody_wants_one() -> None:
+    found = pool(2)
+    with found.lease(timeout_s=0) as busy, found.lease_idlest() as idle:
+        assert {busy, idle} == {0, 1}
+        with found.lease_idlest() as nothing:
+            assert nothing is None
+    assert found.lent == 0
+    found.close()
+    with found.lease_idlest() as nothing:
+        assert nothing is None
+
+
+def test_the_pool_knows_how_long_instances_have_been_out_and_idle() -> None:
+    found = pool(2)
+    assert found.longest_lent_s == 0
+    with found.lease(timeout_s=0):
+        first = found.longest_lent_s
+        with found.lease(timeout_s=0):
+            assert found.longest_lent_s > first > 0
+            assert found.longest_idle_s == 0
+        assert found.longest_idle_s > 0
+    assert found.longest_lent_s == 0
+
+
+def test_the_last_used_instance_is_lent_first_and_the_first_used_is_idlest() -> None:
+    found = pool(3)
+    with found.lease(timeout_s=0) as last:
+        pass
+    with found.lease(timeout_s=0) as again:
+        assert again == last
+    with found.lease_idlest() as idlest:
+        assert idlest != last
+
+
+def test_a_closed_pool_turns_those_who_wait_away() -> None:
+    found = pool()
+    turned_away = threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(PoolClosed), found.lease(timeout_s=10):
+            pass
+        turned_away.set()
+
+    with found.lease(timeout_s=0):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not found._waiting:
+            time.sleep(0.001)
+        found.close()
+        assert turned_away.wait(5)
+    thread.join()

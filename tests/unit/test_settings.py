@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from server.settings import PREFIX, Settings, SettingsError
 
@@ -118,3 +119,17 @@ def test_settings_that_need_a_restart_are_named_and_kept() -> None:
     assert after.changed_needing_restart(before) == ["BIND"]
     kept = after.with_restart_values_of(before)
     assert (kept.bind, kept.max_queue) == (before.bind, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("0", 0), ("1500", 1500), ("512MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("10%", 100), ("0.5%", 5)],
+)
+def test_memory_limit_of_a_worker_is_bytes_or_a_share(given: str, expected: int) -> None:
+    assert Settings(worker_memory_limit=given).worker_memory_limit_bytes(1000) == expected
+
+
+@pytest.mark.parametrize("given", ["", "much", "-1", "101%", "5 %", "1e3%", "12parsecs"])
+def test_memory_limit_that_is_neither_is_refused(given: str) -> None:
+    with pytest.raises(ValidationError, match="must be bytes"):
+        Settings(worker_memory_limit=given)
