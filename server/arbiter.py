@@ -32,7 +32,7 @@ from server.settings import Settings
 from server.swaps import GaveUp, Swaps
 from server.systemd import Notifier
 from server.upgrade import start_new_master
-from server.worker import Station, WarmWorker
+from server.worker import FOR_WORKERS, Station, WarmWorker
 from weights.residency import memory_limit_bytes
 from weights.store import Store
 
@@ -200,11 +200,14 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
         station = Station(generation, others, self.settings, self.board, slot, self.num_workers)
         self.worker_class = functools.partial(WarmWorker, station=station)
         now = time.monotonic()
+        signal.pthread_sigmask(signal.SIG_BLOCK, FOR_WORKERS)
         try:
             pid = self.spawn_worker()
         except OSError as error:
             self._could_not_fork("fork_failed", error)
             return
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_WORKERS)
         self.crew.members[pid] = Member(
             pid,
             generation.number,
@@ -231,7 +234,7 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
         if (reason := member.worn()) and member.generation == self.swaps.target:
             self.crew.count_restart(reason)
         self._give_notice(member)
-        # One that still warms serves nobody, and may not have its signal handlers yet.
+        # One that still warms serves nobody: there is nothing to finish.
         _signal(member.pid, signal.SIGKILL if phase is Phase.WARMING else signal.SIGTERM)
         if phase is Phase.DEFUNCT:
             self._note_death(member, reason)

@@ -31,6 +31,7 @@ SHOWN_CHARS = 80  # of a wrong value, in a message
 # What gunicorn takes; a port alone would bind every interface, so a host is asked for.
 ADDRESS = re.compile(r"unix:.+|fd://\d+|(tcp://)?(\[[0-9a-fA-F:.%]+\]|[^\s:/,]+)(:\d+)?")
 
+BYTES = re.compile(r"\d+(?:\.\d+)? ?[A-Za-z]*", re.ASCII)  # what ByteSize reads, and nothing after it
 PERCENT = re.compile(r"(\d{1,2}(?:\.\d+)?|100)%", re.ASCII)
 
 
@@ -125,7 +126,7 @@ class Settings(BaseModel):
         if PERCENT.fullmatch(value):
             return value
         try:
-            TypeAdapter(ByteSize).validate_python(value)
+            TypeAdapter(ByteSize).validate_python(value if BYTES.fullmatch(value) else "")
         except ValidationError:
             raise ValueError("must be bytes (1500000000, 1500MB, 1.5GiB) or a percentage (10%)") from None
         return value

@@ -49,12 +49,14 @@ from weights.residency import memory_limit_bytes
 LOG = logging.getLogger("warmserve")
 
 BEAT_S = 0.5
-SHED_CHECK_S = 0.02  # a worker with no capacity looks this often whether the queue is too long
+SHED_CHECK_S = 0.02  # so often a worker without capacity looks at the queue, and one that is due for a moment
 SHED_LOG_S = 1.0
 MEMORY_EVERY_S = 5.0
 ADMIN_THREADS = 4
 LINGER_S = 2.0  # a draining worker's wait for a request on a connection it has accepted already
 EXIT_WARMUP_FAILED = 1
+# Told to a worker between its fork and its own handlers, these would be lost in the arbiter's.
+FOR_WORKERS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)
 BOARD_TIERS = {"load": "load_ms", "inference": "warmup_ms", "keepalive": "keepalive_ms"}
 
 
@@ -192,6 +194,11 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         except PermissionError:
             pass  # --user made this worker another user's; the arbiter looks once a second anyway
 
+    def init_signals(self) -> None:
+        """Take over the signals that the arbiter blocked before the fork; those that came since come now."""
+        super().init_signals()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_WORKERS)
+
     def handle_quit(self, sig: int, frame: Any) -> None:
         """INT and QUIT: leave at once. Interpreter shutdown would wait for the model's threads."""
         os._exit(0)
@@ -222,11 +229,12 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         self._beat(time.monotonic())
         self.intake.admit_waiting()
         serving = self.ready and (self.alive or self.farewell > 0)
-        if self.ready and self.alive and self.keep_alive.is_due:
+        due = self.ready and self.alive and self.keep_alive.is_due
+        if due:
             self._keep_warm()
         free = serving and self.intake.is_free
         self.set_accept_enabled(free)
-        idle_s = SHED_CHECK_S if serving and not free else BEAT_S
+        idle_s = SHED_CHECK_S if due or (serving and not free) else BEAT_S
         self.wait_for_and_dispatch_events(min(idle_s, self.intake.patience_s))
         self.intake.enforce(time.monotonic())
         if serving and not free:

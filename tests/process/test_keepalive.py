@@ -70,15 +70,14 @@ def test_no_request_waits_for_a_keepalive(launch: Launch, faulty: Path, gate: Pa
     with server.client() as client:
         for _ in range(30):
             assert speak(client).status_code == 200
-        served = {w["pid"]: w["served"] for w in server.workers()}
-    assert served.pop(held) == 0
-    assert list(served.values()) == [30]
+    eventually(lambda: sorted(w["served"] for w in server.workers()) == [0, 30])
+    assert [w["pid"] for w in server.workers() if w["served"] == 0] == [held]
     gate.unlink()
     eventually(lambda: kept(server))
 
 
 def test_keepalives_under_load_delay_nobody(launch: Launch, models: Path) -> None:
-    """Many of them between many requests: no request ever waited for an instance, counted one by one."""
+    """Many of them between many requests: requests that waited for an instance, counted one by one."""
     server = launch(models, env={"WARMSERVE_KEEPALIVE_S": "0.02"}).wait_ready()
     pace = threading.Event()
     asked = 0
@@ -86,7 +85,7 @@ def test_keepalives_under_load_delay_nobody(launch: Launch, models: Path) -> Non
         while len(kept(server)) < 12 or asked < 100:
             assert speak(client).status_code == 200
             asked += 1
-            pace.wait(0.02)  # idle moments: without them no instance is ever due
+            pace.wait(0.05)  # idle moments: without them no instance is ever due
     waited = [float(_field(line, "queue_ms")) for line in server.logged("request_served")]
     # One that met a keep-alive would have waited for it in the pool, at its back in the order of tickets.
     assert len([ms for ms in waited if ms > 20]) <= len(waited) // 50

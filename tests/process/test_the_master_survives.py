@@ -336,3 +336,12 @@ def test_on_a_unix_socket_nobody_waits_behind_a_busy_worker(
                 assert late(number) == b"HTTP/1.1 200 OK"
             assert not busy.done(), "a request waited for the busy worker"
             assert busy.result().status_code == 200
+
+
+def test_a_worker_told_to_stop_at_its_birth_stops(launch: Launch, models: Path) -> None:
+    """TERM to the service while workers are being forked: none misses it, so the end comes at once."""
+    for _ in range(5):
+        server = launch(models, workers=4, env={"WARMSERVE_DRAIN_TIMEOUT_S": "60"})
+        eventually(lambda server=server: server.workers("warming") or server.workers())
+        server.process.terminate()
+        assert server.process.wait(20) == 0
