@@ -6,8 +6,10 @@ Tier 1 builds and binds; tier 2 runs real inference over the declared inputs on 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,8 +29,13 @@ class WarmupFailed(Exception):
         self.reason = reason
 
 
-def warm_up(family: Family, instances: Sequence[Instance], inputs: Sequence[Mapping[str, Any]]) -> float:
+def warm_up(
+    family: Family, instances: Sequence[Instance], inputs: Sequence[Mapping[str, Any]], threads: Executor
+) -> float:
     """Run every input on every instance, check what comes out; return the first input's longest seconds.
+
+    On *threads*, one for each instance, which are those that will compute: what torch and its libraries
+    prepare at a first call, they prepare for a thread.
 
     Raises:
         WarmupFailed: an output is empty, not finite, silent, or shorter than that of a much shorter text;
@@ -36,16 +43,25 @@ def warm_up(family: Family, instances: Sequence[Instance], inputs: Sequence[Mapp
         Exception: whatever the family raises.
     """
     _check_sample_rate(family)
-    longest_s = 0.0
-    for instance in instances:
-        sizes = []
-        for number, declared in enumerate(inputs):
-            began = time.monotonic()
-            sizes.append(rehearse(family, instance, declared, f"warm-up input {number}"))
-            if number == 0:
-                longest_s = max(longest_s, time.monotonic() - began)
-        _check_lengths(inputs, sizes)
-    return longest_s
+    together = threading.Barrier(len(instances))  # no thread takes a second instance
+    alone = threading.Lock()
+
+    def warm(instance: Instance) -> float:
+        together.wait()
+        with alone:
+            return _warm_up_one(family, instance, inputs)
+
+    return max(future.result() for future in [threads.submit(warm, instance) for instance in instances])
+
+
+def _warm_up_one(family: Family, instance: Instance, inputs: Sequence[Mapping[str, Any]]) -> float:
+    sizes, spans = [], []
+    for number, declared in enumerate(inputs):
+        began = time.monotonic()
+        sizes.append(rehearse(family, instance, declared, f"warm-up input {number}"))
+        spans.append(time.monotonic() - began)
+    _check_lengths(inputs, sizes)
+    return spans[0]
 
 
 def rehearse(family: Family, instance: Instance, declared: Mapping[str, Any], what: str) -> dict[str, int]:

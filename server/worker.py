@@ -153,20 +153,20 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         with timed(functools.partial(self._note_warmed, "load")):
             device = torch.device("cpu")
             instances = [generation.build_instance(n, device) for n in range(settings.pool_size)]
-        inputs = generation.manifest.warmup or generation.family.warmup_inputs()
-        with timed(functools.partial(self._note_warmed, "inference")):
-            usual_s = warm_up(generation.family, instances, inputs)
-        self.fitness.refuse_excess()
         outside = weights_outside((i.module for i in instances), generation.mapped.contains)
         self.slot.update(weights_private_bytes=outside)
-        pool = InstancePool(instances, version=generation.version.name)
-        self.keep_alive = KeepAlive(
-            generation.family, pool, inputs[0], usual_s=usual_s, interval_s=settings.keepalive_s,
-            turn=settings.run_dir / "keepalive.lock",
-        )  # fmt: skip
         self.served_model = Served(
             name=generation.manifest.name, version=generation.version.name, family=generation.family,
-            pool=pool, created=int(generation.version.path.stat().st_mtime),
+            pool=InstancePool(instances, version=generation.version.name),
+            created=int(generation.version.path.stat().st_mtime),
+        )  # fmt: skip
+        inputs = generation.manifest.warmup or generation.family.warmup_inputs()
+        with timed(functools.partial(self._note_warmed, "inference")):
+            usual_s = warm_up(generation.family, instances, inputs, self.served_model.threads)
+        self.fitness.refuse_excess()
+        self.keep_alive = KeepAlive(
+            generation.family, self.served_model.pool, inputs[0], usual_s=usual_s,
+            interval_s=settings.keepalive_s, turn=settings.run_dir / "keepalive.lock",
         )  # fmt: skip
         return create_app(settings, self.served_model, self.instruments.observe)
 
