@@ -1,4 +1,4 @@
-"""Run the measurements and write `benchmarks/RESULTS.md`: `python -m benchmarks [serving|swapping]`."""
+"""Run the measurements and write `benchmarks/RESULTS.md`: `python -m benchmarks [SECTION ...]`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import serving, swapping
+from benchmarks import serving, swapping, warmth
 from benchmarks.report import Figure, machine, table
 from benchmarks.tones import publish_tone
 
@@ -18,7 +18,7 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 
 def main() -> None:
     """Measure what the arguments name, all by default, one after the other."""
-    wanted = sys.argv[1:] or ["serving", "swapping"]
+    wanted = sys.argv[1:] or list(MEASURED)
     with tempfile.TemporaryDirectory(prefix="warmserve-bench-") as directory:
         scratch = Path(directory)
         sections = {name: MEASURED[name](scratch) for name in wanted}
@@ -29,12 +29,16 @@ def main() -> None:
     print(text)
 
 
-def _serving(scratch: Path) -> list[Figure]:
-    hibari, tone = scratch / "hibari", scratch / "tone"
+def _import_hibari(models: Path) -> Path:
     command = [str(Path(sys.executable).with_name("warmserve")), "import", "hibari"]
     subprocess.run(
-        command, env={**os.environ, "WARMSERVE_MODELS": str(hibari)}, check=True, stdout=subprocess.DEVNULL
+        command, env={**os.environ, "WARMSERVE_MODELS": str(models)}, check=True, stdout=subprocess.DEVNULL
     )
+    return models
+
+
+def _serving(scratch: Path) -> list[Figure]:
+    hibari, tone = _import_hibari(scratch / "hibari"), scratch / "tone"
     publish_tone(tone)
     return [
         *serving.start(hibari, scratch),
@@ -53,7 +57,21 @@ def _swapping(scratch: Path) -> list[Figure]:
     ]
 
 
-MEASURED = {"serving": _serving, "swapping": _swapping}
+def _warmth(scratch: Path) -> list[Figure]:
+    hibari, large = _import_hibari(scratch / "warm-hibari"), scratch / "warm-large"
+    publish_tone(large, ballast_mb=512)
+    tone = {"model": "tone", "voice": "sine", "input": "hello", "response_format": "wav"}
+    return [
+        *warmth.first_request("hibari", hibari, scratch, serving.SENTENCE),
+        *warmth.first_request("512 MB model", large, scratch, tone),
+        *warmth.keepalive(hibari, scratch),
+        warmth.scrape(hibari, scratch, 2),
+        warmth.scrape(hibari, scratch, 8),
+        warmth.drift(hibari, scratch, {**serving.SENTENCE, "input": "Hi."}),
+    ]
+
+
+MEASURED = {"serving": _serving, "swapping": _swapping, "warmth": _warmth}
 
 if __name__ == "__main__":
     main()
