@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from flask import Blueprint, Response, g, jsonify, request
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
 
 from server.api.bodies import read_json
 from server.api.computing import Computing
@@ -34,7 +34,10 @@ Text = Annotated[str, StringConstraints(min_length=1, max_length=INPUT_CHARS)]
 
 
 class SpeechBody(BaseModel):
-    """POST /v1/audio/speech. ``seed`` and ``language`` are ours; anything else unknown is refused."""
+    """POST /v1/audio/speech. ``seed`` and ``language`` are ours, and a family has its own options.
+
+    Anything else unknown is refused.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -54,14 +57,22 @@ class SpeechBody(BaseModel):
         return self.voice if isinstance(self.voice, str) else self.voice.id
 
 
+def speech_body(family: SpeechFamily) -> type[SpeechBody]:
+    """Return the body for *family*: the fields of every family and its own options."""
+    bases: Any = (SpeechBody, family.Options)
+    body: type[SpeechBody] = create_model("SpeechBody", __base__=bases, __doc__=SpeechBody.__doc__)
+    return body
+
+
 def create_blueprint(settings: Settings, served: Served) -> Blueprint:
     """Return the routes of one served model."""
     blueprint = Blueprint("openai", __name__, url_prefix="/v1")
+    body_class = speech_body(served.family) if isinstance(served.family, SpeechFamily) else SpeechBody
 
     @blueprint.post("/audio/speech")
     def speech() -> Response:
         family = _speaking(served)
-        body = read_json(request, SpeechBody, limit_bytes=settings.max_body_bytes)
+        body = read_json(request, body_class, limit_bytes=settings.max_body_bytes)
         exchange = Exchange.of(request.environ)
         exchange.note_read()
         _check(body, settings, served, family)
@@ -133,6 +144,7 @@ def _speak(family: SpeechFamily, instance: Instance, body: SpeechBody) -> Iterat
     wanted = SpeechRequest(
         text=body.input, voice=body.voice_id, speed=body.speed, seed=body.seed, language=body.language,
         instructions=body.instructions,
+        options=family.Options.model_construct(**{n: getattr(body, n) for n in family.Options.model_fields}),
     )  # fmt: skip
     for piece in family.speak(instance, wanted):
         # A copy: the piece may be a buffer of the instance, which is at its next piece, or request, soon.

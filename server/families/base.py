@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 # One tensor of a request or an answer; BYTES, which torch does not have, are object arrays of bytes.
 Value: TypeAlias = torch.Tensor | npt.NDArray[np.object_]
@@ -42,6 +43,16 @@ class Voice:
     description: str = ""
 
 
+class SpeechOptions(BaseModel):
+    """What one family takes beyond what every speech family takes; each field has a default, here are none.
+
+    A field is an extra field of the speech route, a request parameter of the Open Inference Protocol (or
+    an input, where the family declares one of that name), and a key of a warm-up input.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpeechRequest:
     """One text to speak, already checked against the limits and the voices.
@@ -56,7 +67,7 @@ class SpeechRequest:
     seed: int = 0
     language: str | None = None
     instructions: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    options: SpeechOptions = field(default_factory=SpeechOptions)
 
 
 @dataclass
@@ -131,6 +142,8 @@ class Family(ABC):
 class SpeechFamily(Family):
     """A family that speaks."""
 
+    Options: ClassVar[type[SpeechOptions]] = SpeechOptions
+
     sample_rate: int
 
     inputs = (
@@ -155,22 +168,23 @@ class SpeechFamily(Family):
 
     def rehearse(self, instance: Instance, inputs: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
         """Speak once; the output is named ``audio``."""
-        voice = self.voices()[0].id
-        request = SpeechRequest(**{"voice": voice, **inputs})
+        own = {name: inputs[name] for name in self.Options.model_fields if name in inputs}
+        common = {name: given for name, given in inputs.items() if name not in own}
+        request = SpeechRequest(**{"voice": self.voices()[0].id, **common, "options": self._options(own)})
         return {"audio": torch.cat([*self.speak(instance, request), torch.empty(0)])}
 
     def infer(
         self, instance: Instance, inputs: Mapping[str, Value], parameters: Mapping[str, Any]
     ) -> Mapping[str, Value]:
         """Speak once: ``audio`` is ``(samples,) float32``, ``sample_rate`` ``(1,) int32`` in Hz."""
-        request = self._request(inputs)
+        request = self._request(inputs, parameters)
         try:
             audio = torch.cat([*self.speak(instance, request), torch.empty(0)])
         except InputError as error:  # families name the text as the speech route does
             raise InputError("text" if error.field == "input" else error.field, error.message) from None
         return {"audio": audio, "sample_rate": torch.tensor([self.sample_rate], dtype=torch.int32)}
 
-    def _request(self, inputs: Mapping[str, Value]) -> SpeechRequest:
+    def _request(self, inputs: Mapping[str, Value], parameters: Mapping[str, Any]) -> SpeechRequest:
         known = [voice.id for voice in self.voices()]
         text = _text(inputs, "text", "")
         voice = _text(inputs, "voice", known[0])
@@ -185,7 +199,21 @@ class SpeechFamily(Family):
             raise InputError("speed", f"{low:g} to {high:g}")
         if seed < 0:
             raise InputError("seed", "at least 0")
-        return SpeechRequest(text=text, voice=voice, speed=speed, seed=seed)
+        own = {name: parameters[name] for name in self.Options.model_fields if name in parameters}
+        own |= {name: _plain(inputs, name) for name in self.Options.model_fields if name in inputs}
+        return SpeechRequest(text=text, voice=voice, speed=speed, seed=seed, options=self._options(own))
+
+    def _options(self, given: Mapping[str, Any]) -> SpeechOptions:
+        try:
+            return self.Options.model_validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise InputError(str(first["loc"][0]) if first["loc"] else "parameters", first["msg"]) from None
+
+
+def _plain(inputs: Mapping[str, Value], name: str) -> Any:
+    """Return the one element of an input as JSON would have it."""
+    return _text(inputs, name, "") if isinstance(inputs[name], np.ndarray) else inputs[name].item()
 
 
 def _text(inputs: Mapping[str, Value], name: str, default: str) -> str:

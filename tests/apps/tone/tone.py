@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 
-from server.families.base import Instance, SpeechFamily, SpeechRequest, Voice
+from server.families.base import Instance, SpeechFamily, SpeechOptions, SpeechRequest, Voice
 
 RATE = 24000
 SECONDS = 0.1
@@ -28,11 +29,17 @@ class Oscillator(torch.nn.Module):
         if ballast:
             self.ballast = torch.nn.Parameter(torch.empty(ballast, device="meta"))
 
-    def forward(self, samples: int, speed: float) -> torch.Tensor:
+    def forward(self, samples: int, speed: float, octave: int = 0) -> torch.Tensor:
         """Return ``(samples / speed,) float32``; reads every byte of the ballast."""
         count = round(samples / speed)
-        wave = torch.sin(torch.arange(count) * (2 * math.pi * 440 / RATE)) * self.gain[0]
+        wave = torch.sin(torch.arange(count) * (2 * math.pi * 440 * 2**octave / RATE)) * self.gain[0]
         return wave + self.ballast.sum() * 0 if hasattr(self, "ballast") else wave
+
+
+class ToneOptions(SpeechOptions):
+    """``octave`` moves the pitch."""
+
+    octave: int = Field(0, ge=-2, le=2)
 
 
 class Tone(SpeechFamily):
@@ -47,6 +54,7 @@ class Tone(SpeechFamily):
 
     name = "tone"
     sample_rate = RATE
+    Options = ToneOptions
 
     def __init__(self, directory: Any, config: Mapping[str, Any]) -> None:
         super().__init__(directory, config)
@@ -73,7 +81,7 @@ class Tone(SpeechFamily):
         return Oscillator(self.config.get("size", 16), self.config.get("ballast", 0))
 
     def warmup_inputs(self) -> tuple[Mapping[str, Any], ...]:
-        return ({"text": "hello"}, {"text": "hello", "voice": "soft", "speed": 2.0})
+        return ({"text": "hello"}, {"text": "hello", "voice": "soft", "speed": 2.0, "octave": -1})
 
     def rehearse(self, instance: Instance, inputs: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
         time.sleep(self.config.get("warmup_delay_s", 0) / 2)
@@ -98,9 +106,10 @@ class Tone(SpeechFamily):
             time.sleep(float(number))
         if self.config.get("dies_on_request") and not self.rehearsing:
             os.kill(os.getpid(), signal.SIGKILL)
+        octave = request.options.octave if isinstance(request.options, ToneOptions) else 0
         samples = int(RATE * float(number)) if word == "seconds" else int(RATE * SECONDS)
         for _ in _pieces(word, number):
-            tone = instance.module(samples, request.speed)
+            tone = instance.module(samples, request.speed, octave)
             if word == "nan!":
                 tone = tone * math.nan
             yield tone * (0.5 if request.voice == "soft" else 1.0)
