@@ -91,6 +91,18 @@ class Draining(ServingError):
     status, code = 503, "draining"
 
 
+class DeviceOutOfMemory(ServingError):
+    """The device had no memory for this request, also once it was alone there; a smaller one may fit."""
+
+    status, code = 503, "device_out_of_memory"
+
+
+class DeviceFailed(ServingError):
+    """The device failed under this worker, which is replaced; another one takes the next try."""
+
+    status, code = 503, "device_failed"
+
+
 class DeadlineExceeded(ServingError):
     """The request could not be answered within its time."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 ARBITER_STARTED = "arbiter_started"
 ARBITER_GAVE_UP = "arbiter_gave_up"
+DEVICE_FILLED = "device_filled"
 GENERATION_RELEASED = "generation_released"
 LOOP_FAILED = "loop_failed"
 QUARANTINE_NOT_SAVED = "quarantine_not_saved"

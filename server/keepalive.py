@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from server.device_faults import is_broken
 from server.health import takes_requests
 from server.pool import InstancePool
 from server.warmup import rehearse
@@ -27,10 +28,11 @@ SLOW_S = 1.0
 
 @dataclass(frozen=True)
 class Kept:
-    """How a keep-alive went: its seconds, and what is wrong with the instance, if anything is."""
+    """How a keep-alive went: its seconds, what is wrong with the instance, and whether its device broke."""
 
     took_s: float
     fault: str = ""
+    device_broke: bool = False
 
 
 class KeepAlive:
@@ -68,7 +70,8 @@ class KeepAlive:
             try:
                 rehearse(self._family, instance, self._declared, "keep-alive")
             except Exception as error:
-                return Kept(time.monotonic() - began, f"{type(error).__name__}: {error}")
+                fault = f"{type(error).__name__}: {error}"
+                return Kept(time.monotonic() - began, fault, is_broken(instance.device, error))
             took_s = time.monotonic() - began
             slow = f"took {took_s:.3f} s, the limit is {self._slow_s:.3f}" if took_s > self._slow_s else ""
             return Kept(took_s, slow)

@@ -41,6 +41,7 @@ class InstancePool(Generic[T]):
         self._idle = [(instance, now) for instance in instances]  # since when; the last used is last
         self._lent: dict[int, float] = {}  # when each was lent, by a number of its own
         self._waiting: deque[object] = deque()  # tickets in order of arrival
+        self._alone = False  # what is lent is lent alone
         self._draining = False
         self._changed = threading.Condition()
 
@@ -74,10 +75,19 @@ class InstancePool(Generic[T]):
             yield instance
 
     @contextmanager
+    def lease_alone(self, *, timeout_s: float) -> Iterator[T]:
+        """Lend one instance while no other is lent; it is not for a caller that holds one already.
+
+        Raises: as `lease`.
+        """
+        with self._lend(self._take(timeout_s, alone=True)) as instance:
+            yield instance
+
+    @contextmanager
     def lease_idlest(self) -> Iterator[T | None]:
         """Lend the instance that was used least lately; None, at once, while a request could want it."""
         with self._changed:
-            free = self._idle and not self._waiting and not self._draining
+            free = self._idle and not (self._waiting or self._alone or self._draining)
             taken = self._idle.pop(0)[0] if free else None
         if taken is None:
             yield None
@@ -94,21 +104,26 @@ class InstancePool(Generic[T]):
         finally:
             with self._changed:
                 del self._lent[id(instance)]
+                self._alone = False
                 self._idle.append((instance, time.monotonic()))
                 self._changed.notify_all()
 
-    def _take(self, timeout_s: float) -> T:
+    def _take(self, timeout_s: float, *, alone: bool = False) -> T:
         ticket = object()
+        needed = self.size if alone else 1
+
+        def is_next() -> bool:
+            return self._waiting[0] is ticket and len(self._idle) >= needed and not self._alone
+
         with self._changed:
             self._waiting.append(ticket)
             try:
-                first = self._changed.wait_for(
-                    lambda: self._draining or (self._idle and self._waiting[0] is ticket), timeout_s
-                )
+                first = self._changed.wait_for(lambda: self._draining or is_next(), timeout_s)
                 if self._draining:
                     raise PoolClosed(self.version)
                 if not first:
                     raise PoolTimeout(self.version, timeout_s)
+                self._alone = alone
                 return self._idle.pop()[0]
             finally:
                 # Also for one that gave up: those behind it move up.

@@ -158,7 +158,8 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         self.served_model = Served(
             name=generation.manifest.name, version=generation.version.name, family=generation.family,
             pool=InstancePool(instances, version=generation.version.name),
-            created=int(generation.version.path.stat().st_mtime),
+            created=int(generation.version.path.stat().st_mtime), device=device,
+            device_broke=functools.partial(self.method_queue.defer, self._break_down, "device_failed"),
         )  # fmt: skip
         inputs = generation.manifest.warmup or generation.family.warmup_inputs()
         with timed(functools.partial(self._note_warmed, "inference")):
@@ -259,6 +260,8 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         """Take nothing new, finish what can be finished; the arbiter sends another worker."""
         self.ready = False
         self.fitness.break_down(reason, detail)
+        if reason == "device_failed":  # what runs there is no answer any more
+            self.served_model.pool.close()
         self.intake.refuse_waiting()
 
     def _keep_warm(self) -> None:
@@ -281,7 +284,9 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         if (kept := future.result()) is None:
             return
         self._note_warmed("keepalive", kept.took_s * 1000)
-        if kept.fault:
+        if kept.device_broke:
+            self._break_down("device_failed", kept.fault)
+        elif kept.fault:
             self.fitness.wear("keepalive_failed", kept.fault)
 
     def _drain(self) -> None:

@@ -10,18 +10,20 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
 
-from server import events
+from server import device_faults, events
 from server.api.exchange import Exchange, Served
 from server.api.record import Record
 from server.errors import (
     ClientLeft,
     DeadlineExceeded,
+    DeviceFailed,
+    DeviceOutOfMemory,
     Draining,
     InstanceFailed,
     InvalidField,
@@ -35,6 +37,7 @@ from server.pool import PoolClosed, PoolTimeout
 LOG = logging.getLogger("warmserve")
 LOOK_S = 0.25  # who waits for a piece looks this often whether its client is still there
 T = TypeVar("T")
+Lend = Callable[..., AbstractContextManager[Instance]]
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Computing(Generic[T]):
         self._deadline = time.monotonic() + timeout_s
         self._spool: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
         self._leased = False
+        self._spooled = False
         self._cancelled = False
         self.ended = threading.Event()
         self._future = served.threads.submit(self._compute)
@@ -130,8 +134,20 @@ class Computing(Generic[T]):
             self.ended.set()
 
     def _spool_pieces(self) -> None:
+        """Compute; when the device's memory is full, once more alone, unless a piece is out already."""
+        try:
+            return self._compute_on_lease(self._served.pool.lease)
+        except DeviceOutOfMemory:
+            if self._spooled:
+                raise
+        # Here and not in the block above: there the error holds the frames, and they hold its tensors.
+        device_faults.free_memory()
+        self._record.fields["retried"] = True
+        self._compute_on_lease(self._served.pool.lease_alone)
+
+    def _compute_on_lease(self, lend: Lend) -> None:
         wait_s = max(0.0, self._deadline - time.monotonic())
-        with leased(self._served, self._record, wait_s) as instance:
+        with leased(self._served, self._record, lend(timeout_s=wait_s)) as instance:
             self._leased = True
             began = time.monotonic()
             pieces = iter(() if self._cancelled else self._run(instance))
@@ -139,6 +155,7 @@ class Computing(Generic[T]):
                 for piece in pieces:
                     self._note_inference(began)  # each time: a cancelled request's event comes before the end
                     self._spool.put(piece)
+                    self._spooled = True
                     if self._cancelled:
                         return
                     if time.monotonic() > self._deadline:
@@ -154,14 +171,14 @@ class Computing(Generic[T]):
 
 
 @contextmanager
-def leased(served: Served, record: Record, wait_s: float) -> Iterator[Instance]:
-    """Lend an instance, ready for inference; what pool and family raise becomes what clients are told.
+def leased(served: Served, record: Record, lease: AbstractContextManager[Instance]) -> Iterator[Instance]:
+    """Enter *lease*, ready for inference; what pool and family raise becomes what clients are told.
 
     Raises: as `Computing.pieces`, but for ClientLeft.
     """
     asked = time.monotonic()
     try:
-        with served.pool.lease(timeout_s=wait_s) as instance:
+        with lease as instance:
             record.fields["queue_ms"] = (time.monotonic() - asked) * 1000
             with torch.inference_mode():
                 yield instance
@@ -173,10 +190,18 @@ def leased(served: Served, record: Record, wait_s: float) -> Iterator[Instance]:
         raise InvalidField(str(error), param=error.field) from None
     except ServingError:
         raise
+    except torch.OutOfMemoryError as error:
+        emit(LOG, logging.WARNING, events.DEVICE_FILLED, request_id=record.request_id,
+             version=served.version, detail=str(error))  # fmt: skip
+        raise DeviceOutOfMemory("the device has no memory for this request", retry_after_s=1) from None
     except Exception as error:
         emit(LOG, logging.ERROR, events.REQUEST_FAILED, request_id=record.request_id,
              version=served.version, reason=type(error).__name__)  # fmt: skip
         LOG.error("inference failed", exc_info=True)
+        if device_faults.is_broken(served.device, error):
+            served.pool.close()  # at once, for those that wait: nothing more is to be computed here
+            served.device_broke(f"{type(error).__name__}: {error}")
+            raise DeviceFailed("the device failed", retry_after_s=1) from None
         raise InstanceFailed("the model failed on this request") from None
 
 

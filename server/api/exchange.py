@@ -7,19 +7,30 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from server.families.base import Family, Instance
 from server.pool import InstancePool
 
 
+def _ignore(_detail: str) -> None:
+    """Stand in for the worker where there is none."""
+
+
 @dataclass(frozen=True)
 class Served:
-    """What one worker serves. ``created`` is Unix seconds; ``threads`` compute, one for each instance."""
+    """What one worker serves. ``created`` is Unix seconds; ``threads`` compute, one for each instance.
+
+    ``device_broke`` is told why nothing more can be computed on the worker's device.
+    """
 
     name: str
     version: str
     family: Family
     pool: InstancePool[Instance]
     created: int
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    device_broke: Callable[[str], None] = _ignore
     threads: ThreadPoolExecutor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

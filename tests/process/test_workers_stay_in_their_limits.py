@@ -180,6 +180,33 @@ def test_a_request_that_breaks_its_worker_or_itself_breaks_nobody_else(
     assert load.bad() == []
 
 
+def test_a_device_that_fails_costs_its_request_and_its_worker_only(launch: Launch, faulty: Path) -> None:
+    server = launch(faulty).wait_ready()
+    with server.client() as client, Load(server.url, texts=("hello",)) as load:
+        broken = speak(client, "device!")
+        assert (broken.status_code, broken.json()["error"]["code"]) == (503, "device_failed")
+        assert broken.headers["retry-after"]
+        wait_replaced(server, "device_failed")
+        load.wait_for(10)
+    assert load.bad() == []
+    (line,) = server.logged("worker_defunct")
+    assert "reason=device_failed" in line and "an illegal memory access" in line
+
+
+def test_a_full_device_costs_one_more_try_or_one_request(launch: Launch, faulty: Path) -> None:
+    server = launch(faulty, env={"WARMSERVE_POOL_SIZE": "2"}).wait_ready()
+    before = {w["pid"] for w in server.workers()}
+    with server.client() as client, Load(server.url, texts=("hello",)) as load:
+        assert speak(client, "oom:1").status_code == 200
+        refused = speak(client, "oom:9")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "device_out_of_memory")
+        with pytest.raises(httpx.RemoteProtocolError):  # a piece is out: cut, and not said to be whole
+            speak(client, "late oom!")
+        load.wait_for(10)
+    assert load.bad() == []
+    assert {w["pid"] for w in server.workers()} == before
+
+
 def test_loading_slowly_keeps_admin_answering_and_the_port_closed(launch: Launch, tmp_path: Path) -> None:
     """Admin answers while a worker loads; how long each tier took is on the board and in the log."""
     models = tmp_path / "models"

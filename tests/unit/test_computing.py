@@ -7,11 +7,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from server.api.computing import Computing, run_leased
 from server.api.exchange import Exchange, Served
 from server.api.record import Record
-from server.errors import DeadlineExceeded, Draining, InstanceFailed, Overloaded
+from server.errors import (
+    DeadlineExceeded,
+    DeviceFailed,
+    DeviceOutOfMemory,
+    Draining,
+    InstanceFailed,
+    Overloaded,
+)
 from tests.unit.served import app_for_tone
 
 
@@ -100,3 +108,55 @@ def test_what_was_cancelled_in_the_queue_is_never_computed(
     blocked()
     run_leased(served, Exchange(), Record(), 5, lambda _: None)
     assert ran == []
+
+
+class Full:
+    """Finds the device's memory full *times* times, after *pieces* pieces each."""
+
+    def __init__(self, times: int, pieces: int = 0) -> None:
+        self.left, self.pieces, self.runs = times, pieces, 0
+
+    def __call__(self, _instance: Any) -> Iterator[int]:
+        self.runs += 1
+        yield from range(self.pieces)
+        if self.left:
+            self.left -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        yield 7
+
+
+def test_a_request_that_found_the_device_full_runs_once_more(served: Served) -> None:
+    full, record = Full(1), Record()
+    assert list(Computing(served, Exchange(), record, 5, full).pieces()) == [7]
+    assert full.runs == 2 and record.fields["retried"] is True
+
+
+def test_a_request_that_finds_the_device_full_again_is_refused_alone(served: Served) -> None:
+    full = Full(3)
+    with pytest.raises(DeviceOutOfMemory) as caught:
+        list(Computing(served, Exchange(), Record(), 5, full).pieces())
+    assert full.runs == 2 and caught.value.retry_after_s
+    assert run_leased(served, Exchange(), Record(), 5, lambda _: 1) == 1
+
+
+def test_what_has_been_sent_is_not_computed_again(served: Served) -> None:
+    full = Full(1, pieces=2)
+    pieces = Computing(served, Exchange(), Record(), 5, full).pieces()
+    assert [next(pieces), next(pieces)] == [0, 1]
+    with pytest.raises(DeviceOutOfMemory):
+        next(pieces)
+    assert full.runs == 1
+
+
+def test_nothing_is_computed_on_a_device_that_broke(served: Served) -> None:
+    told: list[str] = []
+    object.__setattr__(served, "device_broke", told.append)
+
+    def run(_instance: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    with pytest.raises(DeviceFailed):
+        run_leased(served, Exchange(), Record(), 5, run)
+    assert told == ["AcceleratorError: CUDA error: device-side assert triggered"]
+    with pytest.raises(Draining):
+        run_leased(served, Exchange(), Record(), 5, lambda _: 1)

@@ -164,3 +164,47 @@ def test_a_closed_pool_turns_those_who_wait_away() -> None:
         found.close()
         assert turned_away.wait(5)
     thread.join()
+
+
+def test_lease_alone_waits_for_the_others_and_keeps_them_out() -> None:
+    found = pool(2)
+    events: list[str] = []
+    inside, leave = threading.Event(), threading.Event()
+
+    def alone() -> None:
+        with found.lease_alone(timeout_s=10):
+            events.append("alone")
+            inside.set()
+            assert leave.wait(10)
+            assert found.lent == 1
+
+    def another() -> None:
+        with found.lease(timeout_s=10):
+            events.append("another")
+
+    with found.lease(timeout_s=0):
+        first = threading.Thread(target=alone)
+        first.start()
+        while len(found._waiting) < 1:
+            time.sleep(0.001)
+        second = threading.Thread(target=another)  # there is an instance for it, but it came later
+        second.start()
+        while len(found._waiting) < 2:
+            time.sleep(0.001)
+        assert events == []
+    assert inside.wait(10)
+    with found.lease_idlest() as idle:
+        assert idle is None
+    leave.set()
+    first.join()
+    second.join()
+    assert events == ["alone", "another"]
+
+
+def test_lease_alone_that_timed_out_lets_the_others_in() -> None:
+    found = pool(2)
+    with found.lease(timeout_s=0):
+        with pytest.raises(PoolTimeout), found.lease_alone(timeout_s=0.01):
+            pass
+        with found.lease(timeout_s=0):
+            assert found.lent == 2

@@ -20,6 +20,8 @@ MEGABYTE = 1 << 20
 class Faulty(Tone):
     """Beside the texts of `Tone`: ``leak:MB`` keeps memory, ``segv!`` crashes, ``device!`` breaks the device.
 
+    ``oom:N`` finds the device's memory full N times, ``late oom!`` after its first piece.
+
     ``config``: ``load_delay_s`` makes loading slow, ``nan_from`` is the number of the first call that gives
     NaN. ``gate`` is a file that a keep-alive waits for to go away; while it holds ``raise!``, it fails.
     """
@@ -30,6 +32,7 @@ class Faulty(Tone):
         super().__init__(directory, config)
         self.kept: list[bytearray] = []
         self.calls = 0
+        self.full: dict[int, int] = {}  # by a request's seed
         self.rehearsed = 0
 
     def build(self) -> torch.nn.Module:
@@ -57,7 +60,14 @@ class Faulty(Tone):
             time.sleep(10)  # another thread may be the one that takes the signal
         if word == "device!":
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        if word == "oom":
+            self.full[request.seed] = self.full.get(request.seed, 0) + 1
+            if self.full[request.seed] <= int(number):
+                raise torch.OutOfMemoryError("CUDA out of memory.")
         self.calls += 1
         spoiled = self.calls >= self.config.get("nan_from", float("inf"))
         for piece in super().speak(instance, request):
             yield piece * float("nan") if spoiled else piece
+            if word == "late oom!":
+                time.sleep(0.2)  # long enough that the piece has been sent
+                raise torch.OutOfMemoryError("CUDA out of memory.")
