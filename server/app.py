@@ -50,7 +50,9 @@ def create_app(
         response.headers["X-Model-Version"] = served.version
         return response
 
-    recorder = Recorder(app.wsgi_app, observe, model=served.name, version=served.version)
+    recorder = Recorder(
+        app.wsgi_app, observe, model=served.name, version=served.version, generation=served.generation
+    )
     app.wsgi_app = recorder  # type: ignore[method-assign]
     return app
 

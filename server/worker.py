@@ -158,7 +158,7 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         self.served_model = Served(
             name=generation.manifest.name, version=generation.version.name, family=generation.family,
             pool=InstancePool(instances, version=generation.version.name),
-            created=int(generation.version.path.stat().st_mtime), device=device,
+            created=int(generation.version.path.stat().st_mtime), generation=generation.number, device=device,
             device_broke=functools.partial(self.method_queue.defer, self._break_down, "device_failed"),
         )  # fmt: skip
         inputs = generation.manifest.warmup or generation.family.warmup_inputs()

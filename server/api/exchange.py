@@ -29,6 +29,7 @@ class Served:
     family: Family
     pool: InstancePool[Instance]
     created: int
+    generation: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     device_broke: Callable[[str], None] = _ignore
     threads: ThreadPoolExecutor = field(init=False, repr=False, compare=False)

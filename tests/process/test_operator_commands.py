@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,6 +29,34 @@ def test_status_works_before_anything_listens(launch: Launch, tmp_path: Path) ->
     assert found.returncode == 0
     assert json.loads(found.stdout)["status"] == "STARTING"
     assert "warming" in warmserve(server, "status").stdout
+
+
+def test_status_says_first_what_is_wrong(launch: Launch, models: Path) -> None:
+    server = launch(models).wait_ready()
+    publish_tone(models, fail="silence")
+    warmserve(server, "reload", "--wait")
+    lines = warmserve(server, "status").stdout.splitlines()
+    assert lines[0] == "READY"
+    assert lines[1].startswith("! the last swap, to v2, was rolled back (warmup_silent")
+
+
+def test_status_watches_until_it_is_interrupted(launch: Launch, models: Path) -> None:
+    server = launch(models).wait_ready()
+    ours, theirs = pty.openpty()
+    command = [str(Path(sys.executable).with_name("warmserve")), "status", "--watch"]
+    watching = subprocess.Popen(command, env=server.env | {"TERM": "xterm"}, stdin=theirs, stdout=theirs)
+    seen = b""
+    try:
+        while seen.count(b"workers wanted") < 2:
+            assert select.select([ours], [], [], 20)[0], seen
+            seen += os.read(ours, 4096)
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(20) == 0
+    finally:
+        watching.kill()
+        watching.wait()
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_wait_says_how_it_went(launch: Launch, models: Path, tmp_path: Path) -> None:
