@@ -22,7 +22,7 @@ def main() -> None:
     """Time CALLS inferences of the first warm-up input, without warm-up."""
     torch.set_num_threads(1)
     generation = Generation.load(1, Store(Path(sys.argv[1])).current())
-    instance = generation.build_instance(0, torch.device("cpu"))
+    (instance,) = generation.build_instances(1, torch.device("cpu"))
     declared = (generation.manifest.warmup or generation.family.warmup_inputs())[0]
     spans = []
     with torch.inference_mode():

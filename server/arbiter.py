@@ -20,7 +20,10 @@ from gunicorn.errors import HaltServer
 
 from server import events, listeners, metric_files
 from server.board import Board, BoardFull
+from server.children import tell, wait_for_any_child
 from server.crew import Crew, Member
+from server.device_context import DeviceContextMade, has_device_context
+from server.devices import Devices
 from server.events import emit
 from server.fold import fold
 from server.generation import Generation, MemoryUse
@@ -29,10 +32,11 @@ from server.preparation import Refusal, name_exit
 from server.quarantine import Quarantine
 from server.rollout import Action, Drain, GiveUp, Phase, Rollback, Spawn, next_action
 from server.settings import Settings
+from server.station import Station
 from server.swaps import GaveUp, Swaps
 from server.systemd import Notifier
 from server.upgrade import start_new_master
-from server.worker import FOR_WORKERS, Station, WarmWorker
+from server.worker import FOR_WORKERS, WarmWorker
 from weights.residency import memory_limit_bytes
 from weights.store import Store
 
@@ -61,6 +65,7 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
         store = Store(settings.models)
         self.swaps = Swaps(store, Quarantine(settings.run_dir, store))
         self.crew = Crew()
+        self.devices = Devices(settings.device)
         self.started = False  # some worker has been ready
         self.stopping = False
         self.answering = False  # a HUP for which the service manager waits
@@ -112,9 +117,16 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
             self.crew.views(replace_worn=self._objection() is None),
             target=self.swaps.target,
             size=self.num_workers,
-            surge=self.settings.surge,
+            surge=self._surge(),
             proven=self.swaps.proven,
         )
+
+    def _surge(self) -> int:
+        """Return SURGE, or what of it the device has room for; a single worker is not left without one."""
+        if self.num_workers == 1 and not self.settings.allow_gap:
+            return self.settings.surge
+        members, target = self.crew.members.values(), self.swaps.target
+        return self.devices.surge(self.settings.surge, members, target=target, workers=self.num_workers)
 
     def _obey(self, action: Action) -> None:
         match action:
@@ -142,7 +154,7 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
                 member.overdue = True
                 emit(LOG, logging.WARNING, events.WORKER_OVERDUE, worker=member.pid,
                      generation=member.generation, phase=phase.value)  # fmt: skip
-                _signal(member.pid, signal.SIGKILL)
+                tell(member.pid, signal.SIGKILL)
 
     def _is_stuck(self, member: Member, now: float) -> bool:
         """Whether the worker's loop has not turned for gunicorn's `timeout`."""
@@ -190,6 +202,9 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
         """Nothing: gunicorn's own count-and-spawn is `manage_workers` here."""
 
     def _spawn(self, generation: Generation) -> None:
+        if has_device_context():
+            self._refuse_to_fork(DeviceContextMade())
+            return
         try:
             slot_number = self.board.free_slot(self.crew.slots())
         except BoardFull as error:
@@ -197,7 +212,9 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
             return
         slot = self.board.slots[slot_number]
         others = tuple(g for g in self.swaps.generations.values() if g is not generation)
-        station = Station(generation, others, self.settings, self.board, slot, self.num_workers)
+        members = self.crew.members.values()
+        place = self.devices.place(members, target=generation.number, workers=self.num_workers)
+        station = Station(generation, others, self.settings, self.board, slot, self.num_workers, place)
         self.worker_class = functools.partial(WarmWorker, station=station)
         now = time.monotonic()
         signal.pthread_sigmask(signal.SIG_BLOCK, FOR_WORKERS)
@@ -209,15 +226,16 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_WORKERS)
         self.crew.members[pid] = Member(
-            pid,
-            generation.number,
-            generation.version.name,
-            slot_number,
-            slot,
-            now + self.settings.boot_timeout_s,
-        )
+            pid, generation.number, generation.version.name, slot_number, slot,
+            now + self.settings.boot_timeout_s, place.uuid,
+        )  # fmt: skip
         emit(LOG, logging.INFO, events.WORKER_SPAWNED, worker=pid, generation=generation.number,
              version=generation.version.name)  # fmt: skip
+
+    def _refuse_to_fork(self, error: DeviceContextMade) -> None:
+        if not self.started:
+            raise GaveUp(Refusal(error.reason, str(error)))
+        self._could_not_fork(error.reason, error)
 
     def _could_not_fork(self, reason: str, error: Exception) -> None:
         """Wait a moment before the next try: the machine has no room, which is no version's fault."""
@@ -235,13 +253,13 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
             self.crew.count_restart(reason)
         self._give_notice(member)
         # One that still warms serves nobody: there is nothing to finish.
-        _signal(member.pid, signal.SIGKILL if phase is Phase.WARMING else signal.SIGTERM)
+        tell(member.pid, signal.SIGKILL if phase is Phase.WARMING else signal.SIGTERM)
         if phase is Phase.DEFUNCT:
             self._note_death(member, reason)
 
     def reap_workers(self) -> None:
         """Collect every ended child. A worker's end never ends the arbiter, whatever its exit code."""
-        while (ended := _wait_for_any_child()) is not None:
+        while (ended := wait_for_any_child()) is not None:
             pid, status = ended
             if pid == self.reexec_pid:
                 self.reexec_pid = 0
@@ -259,11 +277,8 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
         phase, reported = member.phase(), member.reported()
         member.slot.clear()
         self.unfolded = True
-        who: dict[str, Any] = {
-            "worker": member.pid,
-            "generation": member.generation,
-            "version": member.version,
-        }
+        who: dict[str, Any] = {"worker": member.pid, "generation": member.generation}
+        who["version"] = member.version
         if phase is Phase.DRAINING:
             emit(LOG, logging.INFO, events.WORKER_DRAINED, **who, exit=name_exit(code))
         elif phase in (Phase.READY, Phase.DEFUNCT):
@@ -383,18 +398,3 @@ class WarmArbiter(Arbiter):  # type: ignore[misc]
             self.unfolded = False
             emit(LOG, logging.WARNING, events.METRICS_NOT_FOLDED, reason=type(error).__name__,
                  detail=str(error))  # fmt: skip
-
-
-def _signal(pid: int, sig: signal.Signals) -> None:
-    try:
-        os.kill(pid, sig)
-    except ProcessLookupError:
-        pass  # it has ended; it is about to be reaped
-
-
-def _wait_for_any_child() -> tuple[int, int] | None:
-    try:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return None
-    return (pid, status) if pid else None

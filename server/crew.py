@@ -21,7 +21,10 @@ REASON_CHARS = 40
 
 @dataclass
 class Member:
-    """One live worker. ``deadline`` is when it is killed unless it is ready (or, draining, gone)."""
+    """One live worker. ``deadline`` is when it is killed unless it is ready (or, draining, gone).
+
+    ``device`` is its uuid; empty for the main processor.
+    """
 
     pid: int
     generation: int
@@ -29,6 +32,7 @@ class Member:
     slot_number: int
     slot: Record
     deadline: float
+    device: str = ""
     draining: bool = False
     overdue: bool = False
     was_ready: bool = False

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from server import events
 from server.board import Record
+from server.device_memory import DeviceMemory
 from server.events import emit
 from server.memory import own_memory
 from server.rollout import Phase
@@ -30,10 +31,11 @@ class Fitness:
 
     def __init__(
         self, slot: Record, wake: Callable[[], None], *, generation: int, recycle_after: int,
-        memory_limit_bytes: int,
+        memory_limit_bytes: int, device: DeviceMemory,
     ) -> None:  # fmt: skip
         self._slot, self._wake, self._generation = slot, wake, generation
         self._recycle_after, self._memory_limit_bytes = recycle_after, memory_limit_bytes
+        self._device = device
         self.worn = ""
 
     def wear(self, reason: str, detail: str) -> None:
@@ -51,20 +53,32 @@ class Fitness:
             self.wear("max_requests", f"{count} requests served")
 
     def report_memory(self) -> None:
-        """Put this process's memory on the board; wear out once it is over the limit."""
-        if excess := self._measured_excess():
-            self.wear("memory_limit", excess)
+        """Put this process's memory on the board; wear out once it is over a limit."""
+        reason, excess = self._measured_excess()
+        if excess:
+            self.wear(reason, excess)
+        if grown := self._device.drift():
+            emit(LOG, logging.WARNING, events.DEVICE_MEMORY_DRIFTED, generation=self._generation,
+                 detail=grown)  # fmt: skip
 
-    def refuse_excess(self) -> None:
-        """Raise WarmupFailed when the memory is over its limit before the first request."""
-        if excess := self._measured_excess():
-            raise WarmupFailed("memory_limit", excess)
+    def accept_memory(self) -> None:
+        """Take the memory after warm-up for what this worker needs.
 
-    def _measured_excess(self) -> str:
+        Raises:
+            WarmupFailed: it is over a limit before the first request.
+        """
+        reason, excess = self._measured_excess()
+        if excess:
+            raise WarmupFailed(reason, excess)
+        self._device.note_warm()
+
+    def _measured_excess(self) -> tuple[str, str]:
         sizes = own_memory()
-        self._slot.update(**sizes)
+        self._slot.update(**sizes, **self._device.measure())
         own, limit = sizes["unique_bytes"], self._memory_limit_bytes
-        return f"{own} bytes of its own, the limit is {limit}" if limit and own > limit else ""
+        if limit and own > limit:
+            return "memory_limit", f"{own} bytes of its own, the limit is {limit}"
+        return "device_memory_limit", self._device.excess()
 
     def _mark(self, event: str, level: int, reason: str, detail: str, **fields: str) -> None:
         self.worn = reason

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from server.device_context import DeviceContextMade, has_device_context
 from server.families import find_family
 from server.families.base import Family, Instance
 from weights.attach import attach
@@ -13,6 +14,7 @@ from weights.lease import Lease
 from weights.manifest import Manifest
 from weights.mapping import MappedVersion
 from weights.store import Version
+from weights.upload import UploadedVersion
 from weights.verify import Layout, verify_checksums, verify_layout
 
 
@@ -46,10 +48,19 @@ class Generation:
             lease.close()
             raise
 
-    def build_instance(self, number: int, device: torch.device) -> Instance:
-        """Build one module and bind it to the mapping; its parameters cost no memory of their own."""
-        module = attach(self.family.build(), self.mapped.tensors(), self.mapped)
-        return Instance(module=module, device=device, number=number)
+    def build_instances(self, count: int, device: torch.device) -> list[Instance]:
+        """Build *count* instances over one set of parameters: the mapping itself, or one copy on *device*."""
+        weights = self.mapped if device.type == "cpu" else UploadedVersion(self.mapped.tensors(), device)
+        return [self._build_instance(number, device, weights) for number in range(count)]
+
+    def _build_instance(
+        self, number: int, device: torch.device, weights: MappedVersion | UploadedVersion
+    ) -> Instance:
+        module = attach(self.family.build(), weights.tensors(), weights)
+        if device.type == "cpu":
+            return Instance(module=module, device=device, number=number)
+        # Moves the buffers that no file holds; the parameters are there already.
+        return Instance(module=module.to(device), device=device, number=number, stream=torch.Stream(device))
 
     def close(self) -> None:
         """Unmap and end this process's part in the lease."""
@@ -97,7 +108,7 @@ def check_version(version: Version, memory: MemoryUse, *, try_family: bool) -> N
     """Read every byte of *version* once against its manifest; with *try_family*, make its family too.
 
     Raises:
-        WeightsError, UnknownFamily, MemoryWouldNotFit, or whatever the family raises.
+        WeightsError, UnknownFamily, MemoryWouldNotFit, DeviceContextMade, or whatever the family raises.
     """
     layout = verify_layout(version.path)
     family = find_family(layout.manifest.family)
@@ -105,3 +116,5 @@ def check_version(version: Version, memory: MemoryUse, *, try_family: bool) -> N
     verify_checksums(version.path, layout.manifest, threads=2)
     if try_family:
         family(version.path, layout.manifest.config)
+        if has_device_context():
+            raise DeviceContextMade

@@ -26,5 +26,10 @@ def on_starting(arbiter: Any) -> None:
     """Specialise gunicorn's arbiter before it opens sockets or handles signals."""
     # Imported here: the configuration is checked before torch, which costs seconds, is imported.
     from server.arbiter import WarmArbiter
+    from server.placement import NoSuchDevice
 
-    WarmArbiter.adopt(arbiter, read_settings())
+    try:
+        WarmArbiter.adopt(arbiter, read_settings())
+    except NoSuchDevice as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(1) from None

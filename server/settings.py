@@ -56,6 +56,11 @@ class Settings(BaseModel):
     pool_size: int = Field(1, ge=1, le=64, description="model instances in each worker")
     models: Path = Field(Path("models"), description="directory of the versions")
     run_dir: Path = Field(Path("run"), description="directory for the board, the metrics and the quarantine")
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+(,\d+)*)?)$",
+        description="where models compute: auto (every GPU, if any), cpu, cuda, or by NVML's index cuda:0,1",
+    )
     torch_threads: int = Field(
         0, ge=0, le=1024, description="threads of one worker's model; 0 is its share of the cores"
     )
@@ -95,6 +100,12 @@ class Settings(BaseModel):
         "0",
         description="memory of its own at which a worker is replaced: 512MiB, 10%; 0: never",
     )
+    device_memory_limit: str = Field(
+        "0", description="device memory at which a worker is replaced: 8GiB, 50% of the device; 0: never"
+    )
+    device_memory_drift: str = Field(
+        "200MB", description="growth of a worker's device memory since warm-up that is reported; 0: never"
+    )
     max_requests: int = Field(
         0, ge=0, le=10**9, description="requests after which a worker is replaced; 0: never"
     )
@@ -120,7 +131,7 @@ class Settings(BaseModel):
             raise ValueError("must differ from WARMSERVE_BIND")
         return ",".join(parts)
 
-    @field_validator("worker_memory_limit")
+    @field_validator("worker_memory_limit", "device_memory_limit", "device_memory_drift")
     @classmethod
     def _check_memory(cls, value: str) -> str:
         if PERCENT.fullmatch(value):
@@ -164,12 +175,6 @@ class Settings(BaseModel):
         """The data addresses, as gunicorn takes them."""
         return [part.strip() for part in self.bind.split(",")]
 
-    def worker_memory_limit_bytes(self, whole_bytes: int) -> int:
-        """Return WORKER_MEMORY_LIMIT in bytes, a percentage being one of *whole_bytes*; 0 is no limit."""
-        if percent := PERCENT.fullmatch(self.worker_memory_limit):
-            return int(whole_bytes * float(percent[1]) / 100)
-        return int(TypeAdapter(ByteSize).validate_python(self.worker_memory_limit))
-
     @property
     def logger_class(self) -> str:
         """The logger that writes lines in LOG_FORMAT."""
@@ -193,7 +198,14 @@ class Settings(BaseModel):
         return self.model_copy(update={name: getattr(before, name) for name in NEED_RESTART})
 
 
-NEED_RESTART = ("bind", "admin_bind", "models", "run_dir", "log_format")
+def bytes_of(value: str, whole_bytes: int) -> int:
+    """Return a memory setting in bytes, a percentage being one of *whole_bytes*."""
+    if percent := PERCENT.fullmatch(value):
+        return int(whole_bytes * float(percent[1]) / 100)
+    return int(TypeAdapter(ByteSize).validate_python(value))
+
+
+NEED_RESTART = ("bind", "admin_bind", "models", "run_dir", "device", "log_format")
 
 
 def _read_file(path: str) -> tuple[dict[str, str], list[str]]:

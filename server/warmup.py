@@ -69,7 +69,7 @@ def rehearse(family: Family, instance: Instance, declared: Mapping[str, Any], wh
 
     Raises: as `warm_up`.
     """
-    with torch.inference_mode():
+    with instance.computing():
         # On the host: reading a value waits for the device, so what was timed has been computed.
         outputs = {name: out.cpu() for name, out in family.rehearse(instance, declared).items()}
         for name, tensor in outputs.items():

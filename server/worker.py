@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from concurrent import futures
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,12 +26,12 @@ from server import events
 from server.api.admin import create_admin_app
 from server.api.exchange import Exchange, Served
 from server.app import create_app
-from server.board import Board, Record
+from server.claim import claim, pin
 from server.connections import NEVER, Connection, has_left, reset
+from server.device_memory import DeviceMemory
 from server.errors import ResponseAborted
 from server.events import emit
 from server.fitness import STUCK_GRACE_S, Fitness
-from server.generation import Generation
 from server.intake import Intake
 from server.keepalive import KeepAlive, Kept, is_spare
 from server.listeners import queued
@@ -42,7 +41,8 @@ from server.metrics import Instruments, made_for
 from server.pool import InstancePool
 from server.preparation import Refusal, die_with_parent
 from server.rollout import Phase
-from server.settings import Settings
+from server.settings import bytes_of
+from server.station import Station
 from server.warmup import timed, warm_up
 from weights.residency import memory_limit_bytes
 
@@ -58,18 +58,6 @@ EXIT_WARMUP_FAILED = 1
 # Told to a worker between its fork and its own handlers, these would be lost in the arbiter's.
 FOR_WORKERS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)
 BOARD_TIERS = {"load": "load_ms", "inference": "warmup_ms", "keepalive": "keepalive_ms"}
-
-
-@dataclass(frozen=True)
-class Station:
-    """What the arbiter gives a worker before the fork."""
-
-    generation: Generation
-    others: tuple[Generation, ...]  # mapped by the arbiter too, and none of this worker's business
-    settings: Settings
-    board: Board
-    slot: Record
-    workers: int
 
 
 class WarmWorker(ThreadWorker):  # type: ignore[misc]
@@ -105,6 +93,7 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
 
     def init_process(self) -> None:
         """Become a worker: shed what belongs to the arbiter, then run gunicorn's start."""
+        pin(self.station.place)
         for other in self.station.others:
             other.close()
         self.station.board.release_lock()
@@ -112,18 +101,28 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
             pid=os.getpid(), generation=self.generation.number, version=self.generation.version.name,
             model=self.generation.manifest.name, phase=Phase.WARMING.value, born=time.monotonic(),
             beat=time.monotonic(), pool_size=self.station.settings.pool_size, in_flight=0, served=0,
-            device="cpu",
+            device=self.station.place.name,
         )  # fmt: skip
+        settings = self.station.settings
         self.fitness = Fitness(
             self.slot, self._wake_arbiter, generation=self.generation.number,
             recycle_after=self.recycle_after,
-            memory_limit_bytes=self.station.settings.worker_memory_limit_bytes(memory_limit_bytes()),
+            memory_limit_bytes=bytes_of(settings.worker_memory_limit, memory_limit_bytes()),
+            device=self._device_memory(),
         )  # fmt: skip
         torch.set_num_threads(
             self.station.settings.torch_threads_for(self.station.workers, os.cpu_count() or 1)
         )
         self.admin_pool = futures.ThreadPoolExecutor(ADMIN_THREADS, thread_name_prefix="admin")
         super().init_process()
+
+    def _device_memory(self) -> DeviceMemory:
+        place, settings = self.station.place, self.station.settings
+        whole = place.device.total_bytes if place.device else 0
+        limit, drift = (
+            bytes_of(v, whole) for v in (settings.device_memory_limit, settings.device_memory_drift)
+        )
+        return DeviceMemory(place, drift_bytes=drift, limit_bytes=limit)
 
     def load_wsgi(self) -> None:
         """Make the admin application now; the data application comes with the pool."""
@@ -151,8 +150,8 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
             generation.manifest.name, generation.version.name, metrics_directory(self.station.board)
         )
         with timed(functools.partial(self._note_warmed, "load")):
-            device = torch.device("cpu")
-            instances = [generation.build_instance(n, device) for n in range(settings.pool_size)]
+            device = claim(self.station.place)
+            instances = generation.build_instances(settings.pool_size, device)
         outside = weights_outside((i.module for i in instances), generation.mapped.contains)
         self.slot.update(weights_private_bytes=outside)
         self.served_model = Served(
@@ -164,7 +163,7 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         inputs = generation.manifest.warmup or generation.family.warmup_inputs()
         with timed(functools.partial(self._note_warmed, "inference")):
             usual_s = warm_up(generation.family, instances, inputs, self.served_model.threads)
-        self.fitness.refuse_excess()
+        self.fitness.accept_memory()
         self.keep_alive = KeepAlive(
             generation.family, self.served_model.pool, inputs[0], usual_s=usual_s,
             interval_s=settings.keepalive_s, turn=settings.run_dir / "keepalive.lock",

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import torch
 
 from weights.errors import AttachMismatch, LeftOnMeta, PrivateWeights
-from weights.mapping import MappedVersion
 
 LISTED = 10  # names an error carries; a wrong file can mismatch in thousands
 
 
-def attach(
-    module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], mapped: MappedVersion
-) -> torch.nn.Module:
+class Holder(Protocol):
+    """Who owns the weights: a `MappedVersion`, or its one copy on a device."""
+
+    def contains(self, tensor: torch.Tensor) -> bool:
+        """Tell whether *tensor*'s memory is the holder's."""
+        ...
+
+
+def attach(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], mapped: Holder) -> torch.nn.Module:
     """Make *tensors* the parameters and persistent buffers of *module*, and return it ready to infer.
 
     In ``eval()``, no gradients, and every byte of weight in the mapping. Build *module* with parameters
@@ -62,7 +68,7 @@ def _check_filled(module: torch.nn.Module) -> None:
         raise LeftOnMeta(_few(names), len(names))
 
 
-def _check_mapped(module: torch.nn.Module, mapped: MappedVersion) -> None:
+def _check_mapped(module: torch.nn.Module, mapped: Holder) -> None:
     # From the module and not from what was assigned: a hook may have cast or tied on the way.
     held = module.state_dict(keep_vars=True)
     names = [name for name, tensor in held.items() if not mapped.contains(tensor)]

@@ -180,7 +180,7 @@ def leased(served: Served, record: Record, lease: AbstractContextManager[Instanc
     try:
         with lease as instance:
             record.fields["queue_ms"] = (time.monotonic() - asked) * 1000
-            with torch.inference_mode():
+            with instance.computing():
                 yield instance
     except PoolTimeout as error:
         raise Overloaded(str(error), retry_after_s=1) from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -72,11 +73,21 @@ class SpeechRequest:
 
 @dataclass
 class Instance:
-    """A built module and what one request at a time needs. Parameters are shared, state is not."""
+    """A built module and what one request at a time needs. Parameters are shared, state is not.
+
+    ``stream`` is the instance's own on an accelerator, so that instances do not wait for each other there.
+    """
 
     module: torch.nn.Module
     device: torch.device
     number: int
+    stream: torch.Stream | None = None
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Run the block without gradients, on the instance's stream."""
+        with torch.inference_mode(), self.stream or nullcontext():
+            yield
 
 
 class InputError(Exception):

@@ -39,6 +39,7 @@ IN_THE_FAMILY: dict[str, tuple[dict[str, Any], str]] = {
     "SIGKILL": ({"fail": "kill"}, "SIGKILL"),
     "SIGSEGV": ({"fail": "segv"}, "SIGSEGV"),
     "SIGBUS": ({"fail": "bus"}, "SIGBUS"),
+    "device context": ({"fail": "context"}, "device_context"),
     "too slow": ({"fail": "hang"}, "boot_timeout"),
 }
 
@@ -175,3 +176,17 @@ def test_a_new_worker_killed_from_outside_rolls_back(launch: Launch, models: Pat
             lambda: (server.status()["last_swap"] or {}).get("covers") == 1 and server.status()["last_swap"]
         )
     check_nothing_changed(server, load, version, last, "SIGKILL")
+
+
+def test_no_worker_is_forked_from_a_master_with_a_device_context(launch: Launch, tmp_path: Path) -> None:
+    publish_tone(tmp_path / "models", fail="context")
+    server = launch(tmp_path / "models")
+    assert server.process.wait(60) == 3
+    assert any("reason=device_context" in line for line in server.logged("arbiter_gave_up"))
+    assert not server.logged("worker_spawned")
+
+
+def test_a_device_that_is_not_there_is_named_at_the_start(launch: Launch, models: Path) -> None:
+    server = launch(models, env={"WARMSERVE_DEVICE": "cuda:7"})
+    assert server.process.wait(60) == 1
+    assert "DEVICE=cuda:7" in server.log_text()

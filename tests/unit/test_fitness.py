@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from server.board import Board, Record
+from server.device_memory import DeviceMemory
 from server.fitness import Fitness
 from server.memory import own_memory
+from server.placement import Place
 from server.warmup import WarmupFailed
 
 
@@ -20,8 +22,9 @@ def slot(tmp_path: Path) -> Record:
 
 def made(slot: Record, woken: list[int], *, recycle_after: int = 0, limit: int = 0) -> Fitness:
     return Fitness(
-        slot, lambda: woken.append(1), generation=1, recycle_after=recycle_after, memory_limit_bytes=limit
-    )
+        slot, lambda: woken.append(1), generation=1, recycle_after=recycle_after, memory_limit_bytes=limit,
+        device=DeviceMemory(Place(), drift_bytes=1, limit_bytes=1),
+    )  # fmt: skip
 
 
 def read(slot: Record) -> dict[str, object]:
@@ -33,7 +36,7 @@ def test_limits_of_zero_are_no_limits(slot: Record) -> None:
     fitness = made(slot, woken)
     fitness.note_served(10**6)
     fitness.report_memory()
-    fitness.refuse_excess()
+    fitness.accept_memory()
     assert not fitness.worn and not woken
     assert "worn" not in read(slot)
 
@@ -59,7 +62,7 @@ def test_memory_over_the_limit_wears_out(slot: Record) -> None:
 
 def test_memory_over_the_limit_before_the_first_request_fails_the_warm_up(slot: Record) -> None:
     with pytest.raises(WarmupFailed) as caught:
-        made(slot, [], limit=own_memory()["unique_bytes"] // 2).refuse_excess()
+        made(slot, [], limit=own_memory()["unique_bytes"] // 2).accept_memory()
     assert caught.value.reason == "memory_limit"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from server.settings import PREFIX, Settings, SettingsError
+from server.settings import PREFIX, Settings, SettingsError, bytes_of
 
 
 @pytest.fixture(autouse=True)
@@ -126,10 +126,21 @@ def test_settings_that_need_a_restart_are_named_and_kept() -> None:
     [("0", 0), ("1500", 1500), ("512MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("10%", 100), ("0.5%", 5)],
 )
 def test_memory_limit_of_a_worker_is_bytes_or_a_share(given: str, expected: int) -> None:
-    assert Settings(worker_memory_limit=given).worker_memory_limit_bytes(1000) == expected
+    assert bytes_of(Settings(worker_memory_limit=given).worker_memory_limit, 1000) == expected
 
 
 @pytest.mark.parametrize("given", ["", "much", "-1", "101%", "5 %", "1e3%", "12parsecs"])
 def test_memory_limit_that_is_neither_is_refused(given: str) -> None:
     with pytest.raises(ValidationError, match="must be bytes"):
         Settings(worker_memory_limit=given)
+
+
+@pytest.mark.parametrize("given", ["auto", "cpu", "cuda", "cuda:0", "cuda:0,1"])
+def test_devices_that_can_be_asked_for(given: str) -> None:
+    assert Settings(device=given).device == given
+
+
+@pytest.mark.parametrize("given", ["gpu", "cuda:", "cuda:a", "cuda:0,", "CUDA", "cuda:-1", "mps", ""])
+def test_other_devices_are_refused(given: str) -> None:
+    with pytest.raises(ValidationError):
+        Settings(device=given)

@@ -61,6 +61,8 @@ class Tone(SpeechFamily):
         if config.get("forks") and os.fork() == 0:
             time.sleep(60)
             os._exit(0)
+        if config.get("fail") == "context":
+            torch.cuda._initialized = True  # as after a first use of a GPU
         if config.get("fail") == "init":
             raise ValueError(self.message("the configuration is no good"))
         self.rehearsing = False
