@@ -14,7 +14,7 @@ from werkzeug.exceptions import MethodNotAllowed as WerkzeugMethodNotAllowed
 
 from server.api import inference, openai
 from server.api.exchange import Served
-from server.api.record import Record, Recorder
+from server.api.record import Record, Recorder, Tracer
 from server.errors import (
     InstanceFailed,
     InvalidBody,
@@ -33,9 +33,12 @@ def _nobody(_fields: Mapping[str, Any]) -> None:
 
 
 def create_app(
-    settings: Settings, served: Served, observe: Callable[[Mapping[str, Any]], None] = _nobody
+    settings: Settings,
+    served: Served,
+    observe: Callable[[Mapping[str, Any]], None] = _nobody,
+    trace: Tracer | None = None,
 ) -> Flask:
-    """Return the application that the data listeners serve; *observe* gets each request's event."""
+    """Return the application that the data listeners serve; see `Recorder` for the two last."""
     app = Flask("warmserve")
     app.json.sort_keys = False  # type: ignore[attr-defined]
     app.before_request(_begin)
@@ -51,7 +54,12 @@ def create_app(
         return response
 
     recorder = Recorder(
-        app.wsgi_app, observe, model=served.name, version=served.version, generation=served.generation
+        app.wsgi_app,
+        observe,
+        trace,
+        model=served.name,
+        version=served.version,
+        generation=served.generation,
     )
     app.wsgi_app = recorder  # type: ignore[method-assign]
     return app
@@ -59,6 +67,7 @@ def create_app(
 
 def _begin() -> None:
     g.record = Record.of(request.environ)
+    g.record.route = request.url_rule.rule if request.url_rule else ""
     given = request.headers.get("X-Request-ID", "")
     g.record.request_id = given if SANE_ID.fullmatch(given) else uuid.uuid4().hex
 

@@ -9,6 +9,7 @@ import torch
 
 from server.accelerators import Accelerator, read_accelerators
 from server.placement import Place
+from server.settings import Settings, bytes_of
 
 
 def _allocated() -> int:
@@ -30,6 +31,16 @@ class DeviceMemory:
         self._uuid, self._drift_bytes, self._limit_bytes = place.uuid, drift_bytes, limit_bytes
         self._read, self._allocated = read, allocated
         self._used, self._after_warmup, self._reported = 0, 0, False
+
+    @classmethod
+    def of(cls, place: Place, settings: Settings) -> DeviceMemory:
+        """Return the memory on *place*, its limits being parts of that device."""
+        whole_bytes = place.device.total_bytes if place.device else 0
+        return cls(
+            place,
+            drift_bytes=bytes_of(settings.device_memory_drift, whole_bytes),
+            limit_bytes=bytes_of(settings.device_memory_limit, whole_bytes),
+        )
 
     def measure(self) -> dict[str, int]:
         """Return ``device_memory_bytes`` of this worker and ``device_others_bytes``; {} without a device.

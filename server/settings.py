@@ -6,6 +6,7 @@ The only file that reads the environment. Each field carries its unit, limit and
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
 import re
 from collections.abc import Iterator
@@ -116,6 +117,7 @@ class Settings(BaseModel):
         600, ge=0, le=86400, description="idle seconds after which an instance runs a warm-up input; 0: never"
     )
     log_format: Literal["text", "json"] = Field("text", description="form of the log lines")
+    tracing: bool = Field(False, description="send OpenTelemetry spans to the collector that OTEL_* names")
 
     @field_validator("bind", "admin_bind")
     @classmethod
@@ -140,6 +142,13 @@ class Settings(BaseModel):
             TypeAdapter(ByteSize).validate_python(value if BYTES.fullmatch(value) else "")
         except ValidationError:
             raise ValueError("must be bytes (1500000000, 1500MB, 1.5GiB) or a percentage (10%)") from None
+        return value
+
+    @field_validator("tracing")
+    @classmethod
+    def _check_installed(cls, value: bool) -> bool:
+        if value and importlib.util.find_spec("opentelemetry") is None:
+            raise ValueError("needs the OpenTelemetry packages: pip install 'warmserve[tracing]'")
         return value
 
     @field_validator("min_ready")

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from concurrent import futures
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gunicorn import util
@@ -45,6 +45,9 @@ from server.settings import bytes_of
 from server.station import Station
 from server.warmup import timed, warm_up
 from weights.residency import memory_limit_bytes
+
+if TYPE_CHECKING:
+    from server.tracing import Tracing
 
 LOG = logging.getLogger("warmserve")
 
@@ -88,6 +91,7 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         self.memory_due = 0.0
         self.data_app: Any = None
         self.admin_app: Any = None
+        self.tracing: Tracing | None = None
 
     # ---- birth ----------------------------------------------------------------------------------
 
@@ -108,21 +112,13 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
             self.slot, self._wake_arbiter, generation=self.generation.number,
             recycle_after=self.recycle_after,
             memory_limit_bytes=bytes_of(settings.worker_memory_limit, memory_limit_bytes()),
-            device=self._device_memory(),
+            device=DeviceMemory.of(self.station.place, settings),
         )  # fmt: skip
         torch.set_num_threads(
             self.station.settings.torch_threads_for(self.station.workers, os.cpu_count() or 1)
         )
         self.admin_pool = futures.ThreadPoolExecutor(ADMIN_THREADS, thread_name_prefix="admin")
         super().init_process()
-
-    def _device_memory(self) -> DeviceMemory:
-        place, settings = self.station.place, self.station.settings
-        whole = place.device.total_bytes if place.device else 0
-        limit, drift = (
-            bytes_of(v, whole) for v in (settings.device_memory_limit, settings.device_memory_drift)
-        )
-        return DeviceMemory(place, drift_bytes=drift, limit_bytes=limit)
 
     def load_wsgi(self) -> None:
         """Make the admin application now; the data application comes with the pool."""
@@ -168,7 +164,12 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
             generation.family, self.served_model.pool, inputs[0], usual_s=usual_s,
             interval_s=settings.keepalive_s, turn=settings.run_dir / "keepalive.lock",
         )  # fmt: skip
-        return create_app(settings, self.served_model, self.instruments.observe)
+        if settings.tracing:
+            from server.tracing import create_tracing  # an optional extra
+
+            self.tracing = create_tracing()
+        trace = self.tracing.trace if self.tracing else None
+        return create_app(settings, self.served_model, self.instruments.observe, trace)
 
     def _note_warmed(self, tier: str, took_ms: float) -> None:
         """Log, export and show what one tier of warm-up took."""
@@ -220,6 +221,8 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         while self.alive and self.is_parent_alive():
             self._turn()
         self._drain()
+        if self.tracing:
+            self.tracing.close()
         logging.shutdown()
         # Interpreter shutdown waits for threads that may be inside the model for good.
         os._exit(0)

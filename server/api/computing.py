@@ -167,7 +167,7 @@ class Computing(Generic[T]):
                     close()
 
     def _note_inference(self, began: float) -> None:
-        self._record.fields["inference_ms"] = (time.monotonic() - began) * 1000
+        self._record.fields["inference_ms"] = self._record.part("inference", began)
 
 
 @contextmanager
@@ -179,7 +179,7 @@ def leased(served: Served, record: Record, lease: AbstractContextManager[Instanc
     asked = time.monotonic()
     try:
         with lease as instance:
-            record.fields["queue_ms"] = (time.monotonic() - asked) * 1000
+            record.fields["queue_ms"] = record.part("queue", asked)
             with instance.computing():
                 yield instance
     except PoolTimeout as error:

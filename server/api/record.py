@@ -18,18 +18,25 @@ from server.events import emit
 
 LOG = logging.getLogger("warmserve")
 Observer = Callable[[Mapping[str, Any]], None]
+Tracer = Callable[[Mapping[str, Any], "Record", Mapping[str, Any]], str]
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 @dataclass
 class Record:
-    """What is known of one request. Threads of the request add to ``fields``; the event has them all."""
+    """What is known of one request. Threads of the request add to ``fields``; the event has them all.
+
+    ``parts`` is when each part of its work began and ended, on the monotonic clock; ``route`` is the
+    pattern of its path.
+    """
 
     began: float = field(default_factory=time.monotonic)
     request_id: str = ""
+    route: str = ""
     status: int = 0
     sent_bytes: int = 0
     fields: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     KEY = "warmserve.record"
 
@@ -45,6 +52,12 @@ class Record:
             self.fields["first_byte_ms"] = self.age_ms
         self.sent_bytes += len(data)
 
+    def part(self, name: str, began: float) -> float:
+        """Note that the part *name* has run since *began*, and return that in milliseconds."""
+        now = time.monotonic()
+        self.parts[name] = (began, now)
+        return (now - began) * 1000
+
     @property
     def age_ms(self) -> float:
         """Milliseconds since the request came in."""
@@ -54,12 +67,15 @@ class Record:
 class Recorder:
     """Wraps an application: a record for each request, and its event at the end of its response.
 
-    *observe* gets the event's fields too, for the metrics.
+    *observe* gets the event's fields too, for the metrics; *trace* makes spans of it and names their trace.
     """
 
-    def __init__(self, application: Application, observe: Observer, **constant: Any) -> None:
+    def __init__(
+        self, application: Application, observe: Observer, trace: Tracer | None = None, **constant: Any
+    ) -> None:
         self._application = application
         self._observe = observe
+        self._trace = trace
         self._constant = constant
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -76,6 +92,8 @@ class Recorder:
                 "total_ms": record.age_ms, "bytes": record.sent_bytes, **record.fields,
             }  # fmt: skip
             self._observe(event)
+            if self._trace is not None:
+                event["trace_id"] = self._trace(environ, record, event)
             emit(LOG, logging.INFO, events.REQUEST_SERVED, **event)
 
         return _Recorded(self._application(environ, start), record, finish)

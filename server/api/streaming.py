@@ -64,6 +64,7 @@ class _Encoder:
     def __init__(self, name: str, sample_rate: int, record: Record, *, streamed: bool) -> None:
         self._encoder = create_encoder(name, sample_rate, streamed=streamed)
         self._sample_rate = sample_rate
+        self._record, self._began = record, time.monotonic()
         self._fields = record.fields
         self._fields |= {"audio_s": 0.0, "encode_ms": 0.0}
 
@@ -78,6 +79,7 @@ class _Encoder:
         began = time.monotonic()
         encoded = self._encoder.feed(samples)
         self._fields["encode_ms"] += (time.monotonic() - began) * 1000
+        self._record.part("encode", self._began)
         self._fields["audio_s"] += len(samples) / self._sample_rate
         return encoded
 

@@ -9,6 +9,7 @@ import torch
 from flask import Flask
 
 from server.api.exchange import Served
+from server.api.record import Tracer
 from server.app import create_app
 from server.families.base import Family, Instance
 from server.pool import InstancePool
@@ -25,11 +26,11 @@ def end_threads() -> None:
         _made.pop().threads.shutdown()
 
 
-def app_for_tone(**settings: Any) -> Flask:
+def app_for_tone(trace: Tracer | None = None, **settings: Any) -> Flask:
     """Return the application; its ``Served`` is in ``config["SERVED"]``."""
     module = Oscillator(16, 0)
     module.gain = torch.nn.Parameter(torch.full((16,), 0.5), requires_grad=False)
-    return _app("tone", Tone(Path(), {}), module, settings)
+    return _app("tone", Tone(Path(), {}), module, settings, trace)
 
 
 def app_for_affine(**settings: Any) -> Flask:
@@ -39,11 +40,13 @@ def app_for_affine(**settings: Any) -> Flask:
     return _app("affine", Affine(Path(), {}), module, settings)
 
 
-def _app(name: str, family: Family, module: torch.nn.Module, settings: dict[str, Any]) -> Flask:
+def _app(
+    name: str, family: Family, module: torch.nn.Module, settings: dict[str, Any], trace: Tracer | None = None
+) -> Flask:
     instance = Instance(module=module, device=torch.device("cpu"), number=0)
     pool = InstancePool([instance], version="v1")
     served = Served(name=name, version="v1", family=family, pool=pool, created=1)
     _made.append(served)
-    app = create_app(Settings(**settings), served)
+    app = create_app(Settings(**settings), served, trace=trace)
     app.config["SERVED"] = served
     return app
