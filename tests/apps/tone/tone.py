@@ -32,7 +32,8 @@ class Oscillator(torch.nn.Module):
     def forward(self, samples: int, speed: float, octave: int = 0) -> torch.Tensor:
         """Return ``(samples / speed,) float32``; reads every byte of the ballast."""
         count = round(samples / speed)
-        wave = torch.sin(torch.arange(count) * (2 * math.pi * 440 * 2**octave / RATE)) * self.gain[0]
+        step = 2 * math.pi * 440 * 2**octave / RATE
+        wave = torch.sin(torch.arange(count, device=self.gain.device) * step) * self.gain[0]
         return wave + self.ballast.sum() * 0 if hasattr(self, "ballast") else wave
 
 
