@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         code: int = arguments.run(arguments, Settings.load())
-    except (SettingsError, WeightsError, OSError) as error:
+    except (SettingsError, WeightsError, OSError, ModuleNotFoundError) as error:
         print(f"warmserve {arguments.command}: {error}", file=sys.stderr)
         return USAGE
     return code

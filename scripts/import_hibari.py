@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from importlib.metadata import files, version
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from scripts.imported import ImportedVersion, MissingExtra, licence_files
 
 VOICE = "heart"
 
@@ -45,32 +46,6 @@ RENAMES = (
     (r"\.norm1\.", ".attention_norm."),
     (r"\.norm2\.", ".feed_norm."),
 )
-
-
-class MissingExtra(Exception):
-    """A package that only importing needs is not installed; ``extra`` names what to install."""
-
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed: pip install 'warmserve[{extra}]'")
-        self.package = package
-        self.extra = extra
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportedVersion:
-    """What a version is made of before it is published.
-
-    ``tensors`` are float32 and contiguous; ``assets`` are files to put beside them, as bytes or as
-    the path to copy; the rest goes into the manifest.
-    """
-
-    family: str
-    config: dict[str, Any]
-    tensors: dict[str, torch.Tensor]
-    warmup: tuple[dict[str, Any], ...] = ()
-    assets: dict[str, bytes | Path] = field(default_factory=dict)
-    licence: str = ""
-    source: str = ""
 
 
 def rename(name: str) -> str:
@@ -124,13 +99,6 @@ def read_graph(path: Path) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array.astype("float32")).contiguous() for name, array in named.items()}
 
 
-def _licence_files(package: str) -> Iterator[Path]:
-    """Yield the licence texts that *package* was installed with."""
-    for path in files(package) or ():
-        if path.parent.name == "licenses":
-            yield Path(str(path.locate()))
-
-
 def read_hibari() -> ImportedVersion:
     """Return the voice *heart* with its spelling network, as a version of the family ``hibari``.
 
@@ -160,7 +128,7 @@ def read_hibari() -> ImportedVersion:
         },
         tensors=tensors,
         # Apache-2.0 asks that its text and the package's notices travel with the weights.
-        assets={path.name: path for path in _licence_files("hibari-tts")},
+        assets={path.name: path for path in licence_files("hibari-tts")},
         licence="Apache-2.0",
         source=f"hibari-tts {version('hibari-tts')}, voice {VOICE}, ONNX file of sha256 {voice['sha256']}",
     )

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from scripts.import_hibari import ImportedVersion, read_hibari
+from scripts.import_hibari import read_hibari
+from scripts.imported import ImportedVersion
 from server.families.base import Instance, SpeechRequest
 from server.families.hibari import Hibari
 

@@ -31,7 +31,7 @@ from server.errors import (
     ServingError,
 )
 from server.events import emit
-from server.families.base import InputError, Instance
+from server.families.base import InputError, Instance, go_on
 from server.pool import PoolClosed, PoolTimeout
 
 LOG = logging.getLogger("warmserve")
@@ -149,6 +149,7 @@ class Computing(Generic[T]):
         wait_s = max(0.0, self._deadline - time.monotonic())
         with leased(self._served, self._record, lend(timeout_s=wait_s)) as instance:
             self._leased = True
+            instance.checkpoint = self._check_wanted
             began = time.monotonic()
             pieces = iter(() if self._cancelled else self._run(instance))
             try:
@@ -158,13 +159,19 @@ class Computing(Generic[T]):
                     self._spooled = True
                     if self._cancelled:
                         return
-                    if time.monotonic() > self._deadline:
-                        raise self._overdue()
+                    self._check_wanted()
             finally:
                 self._note_inference(began)
+                instance.checkpoint = go_on
                 # Its own finally blocks belong to the lease, not to whenever the iterator is collected.
                 if (close := getattr(pieces, "close", None)) is not None:
                     close()
+
+    def _check_wanted(self) -> None:
+        if self._cancelled:
+            raise ClientLeft("nobody waits for it")
+        if time.monotonic() > self._deadline:
+            raise self._overdue()
 
     def _note_inference(self, began: float) -> None:
         self._record.fields["inference_ms"] = self._record.part("inference", began)

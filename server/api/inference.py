@@ -28,6 +28,7 @@ from server.errors import (
     retry_headers,
 )
 from server.families.base import Family, Instance, SpeechFamily, TensorSpec, Value
+from server.families.embedding import EmbeddingFamily
 from server.settings import Settings
 
 BINARY = "application/octet-stream"
@@ -188,9 +189,11 @@ def _check_reachable(served: Served) -> None:
 
 
 def _check_text(inference: Inference, settings: Settings, family: Family) -> None:
-    """Hold a text to the limit it has on the speech route; whether it is a text at all, the family says."""
-    text: Any = inference.inputs["text"].item() if isinstance(family, SpeechFamily) else b""
-    if len(text.decode("utf-8", "replace")) > settings.max_input_chars:
+    """Hold texts to the limit they have on the other routes; the family says whether they are texts."""
+    if not isinstance(family, SpeechFamily | EmbeddingFamily):
+        return
+    texts: Any = inference.inputs.get("text", ())
+    if any(len(text.decode("utf-8", "replace")) > settings.max_input_chars for text in texts):
         raise InvalidField(f"text: at most {settings.max_input_chars} characters", param="text")
 
 

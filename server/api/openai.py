@@ -84,7 +84,7 @@ def create_blueprint(settings: Settings, served: Served) -> Blueprint:
 
     @blueprint.get("/models/<model>")
     def model(model: str) -> Response:
-        _check_model(model, served)
+        check_model(model, served)
         return jsonify(_model(served))
 
     @blueprint.get("/audio/voices")
@@ -110,7 +110,12 @@ def _speaking(served: Served) -> SpeechFamily:
     return served.family
 
 
-def _check_model(name: str, served: Served) -> None:
+def check_model(name: str, served: Served) -> None:
+    """Refuse a *name* that is not the served model's.
+
+    Raises:
+        UnknownModel: always when it refuses.
+    """
     if name != served.name:
         raise UnknownModel(
             f"the model {name!r} does not exist; this server has {served.name!r}", param="model"
@@ -118,7 +123,7 @@ def _check_model(name: str, served: Served) -> None:
 
 
 def _check(body: SpeechBody, settings: Settings, served: Served, family: SpeechFamily) -> None:
-    _check_model(body.model, served)
+    check_model(body.model, served)
     if len(body.input) > settings.max_input_chars:
         raise InvalidField(f"input: at most {settings.max_input_chars} characters", param="input")
     known = [voice.id for voice in family.voices()]

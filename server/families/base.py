@@ -6,7 +6,7 @@ Knows tensors and the version directory it is given; knows nothing of HTTP, guni
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,17 +71,24 @@ class SpeechRequest:
     options: SpeechOptions = field(default_factory=SpeechOptions)
 
 
+def go_on() -> None:
+    """Let an inference go on: the checkpoint of one that nobody can give up."""
+
+
 @dataclass
 class Instance:
     """A built module and what one request at a time needs. Parameters are shared, state is not.
 
     ``stream`` is the instance's own on an accelerator, so that instances do not wait for each other there.
+    ``checkpoint`` ends an inference that nobody waits for any more, by an exception: to be called between
+    the passes of one that may take seconds.
     """
 
     module: torch.nn.Module
     device: torch.device
     number: int
     stream: torch.Stream | None = None
+    checkpoint: Callable[[], None] = go_on
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -30,19 +30,20 @@ def app_for_tone(trace: Tracer | None = None, **settings: Any) -> Flask:
     """Return the application; its ``Served`` is in ``config["SERVED"]``."""
     module = Oscillator(16, 0)
     module.gain = torch.nn.Parameter(torch.full((16,), 0.5), requires_grad=False)
-    return _app("tone", Tone(Path(), {}), module, settings, trace)
+    return app_for("tone", Tone(Path(), {}), module, trace, **settings)
 
 
 def app_for_affine(**settings: Any) -> Flask:
     """Return the same over tensors of every datatype; the factor is 2."""
     module = Scale()
     module.factor = torch.nn.Parameter(torch.full((1,), 2.0), requires_grad=False)
-    return _app("affine", Affine(Path(), {}), module, settings)
+    return app_for("affine", Affine(Path(), {}), module, **settings)
 
 
-def _app(
-    name: str, family: Family, module: torch.nn.Module, settings: dict[str, Any], trace: Tracer | None = None
+def app_for(
+    name: str, family: Family, module: torch.nn.Module, trace: Tracer | None = None, **settings: Any
 ) -> Flask:
+    """Return the application that serves *module* under *name*."""
     instance = Instance(module=module, device=torch.device("cpu"), number=0)
     pool = InstancePool([instance], version="v1")
     served = Served(name=name, version="v1", family=family, pool=pool, created=1)

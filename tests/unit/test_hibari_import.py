@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from scripts.import_hibari import MissingExtra, read_graph, read_hibari, rename
+from scripts.import_hibari import read_graph, read_hibari, rename
+from scripts.imported import MissingExtra
 from server.families.hibari import Hibari
 from tests.hibari import attach, imported, save
 

@@ -13,15 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from server.families.hibari.layers import (
-    Conv1d,
-    ConvBlock,
-    Embedding,
-    LayerNorm,
-    Linear,
-    TransformerLayer,
-    parameter,
-)
+from server.families.hibari.layers import ConvBlock, TransformerLayer
+from server.families.meta_layers import Conv1d, Embedding, LayerNorm, Linear, parameter
 
 SYMBOLS = 178
 BINS = 601
