@@ -28,6 +28,9 @@ def add_parser(commands: Any) -> None:
     program = families.add_parser("torch-export", help="any program, out of a file of torch.export.save")
     program.add_argument("file", type=Path, metavar="FILE")
     program.add_argument("--name", help="the model's name; by default the file's, without its ending")
+    program.add_argument(
+        "--batch", action="store_true", help="requests may be joined along the first dimension"
+    )
     program.set_defaults(run=run_torch_export)
 
 
@@ -55,7 +58,7 @@ def run_torch_export(arguments: argparse.Namespace, settings: Settings) -> int:
 
     file: Path = arguments.file
     try:
-        found = read_torch_export(file)
+        found = read_torch_export(file, batch=arguments.batch)
     except (ProgramRefused, NotServable) as error:
         print(f"warmserve import: {file}: {error}", file=sys.stderr)
         return USAGE

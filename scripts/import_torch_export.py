@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from scripts.imported import ImportedVersion
 from server.api.tensors import NAMES
-from server.families.torch_export import PROGRAM
+from server.families.torch_export import PROGRAM, can_batch
 from server.families.torch_export.archive import SAMPLES, ProgramRefused, check_archive
 
 
@@ -25,8 +25,10 @@ class NotServable(Exception):
     """The program does what a server of shared weights and tensors cannot do."""
 
 
-def read_torch_export(file: Path) -> ImportedVersion:
+def read_torch_export(file: Path, *, batch: bool = False) -> ImportedVersion:
     """Return the program in *file* as a version: its graph, and its weights apart from it.
+
+    With *batch*, requests may be joined along the first dimension of its inputs.
 
     Raises:
         ProgramRefused: *file* is no archive of `torch.export.save`, or holds more than a graph and numbers.
@@ -39,9 +41,14 @@ def read_torch_export(file: Path) -> ImportedVersion:
         copy.seek(0)
         program = torch.export.load(copy)
     _refuse_writes(program)
+    config = describe(program)
+    if batch:
+        config["batch"] = config["inputs"][0]["shape"][0] if config["inputs"][0]["shape"] else None
+        if config["batch"] not in config["dimensions"] or not can_batch(config):
+            raise NotServable("requests cannot be joined: inputs and outputs do not begin with one dimension")
     return ImportedVersion(
         family="torch_export",
-        config=describe(program),
+        config=config,
         warmup=(_example_sizes(program),),
         tensors=_untied(program.state_dict),
         assets={PROGRAM: _archive_without_weights(program)},
@@ -120,7 +127,7 @@ def describe(program: ExportedProgram) -> dict[str, Any]:
     names = {expression: name for expression, (name, _) in dimensions.items()}
     inputs = [_row(spec.arg.name, spec.arg, values, names) for spec in _given(program)]
     outputs = [
-        _row(name, spec.arg, values, {})
+        _row(name, spec.arg, values, names)
         for name, spec in zip(_output_names(program), program.graph_signature.output_specs, strict=True)
     ]
     limits = {name: _limits(program, size) for name, size in dimensions.values()}

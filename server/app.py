@@ -13,6 +13,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.exceptions import MethodNotAllowed as WerkzeugMethodNotAllowed
 
 from server.api import embeddings, inference, openai
+from server.api.batching import create_inference
 from server.api.exchange import Served
 from server.api.record import Record, Recorder, Tracer
 from server.errors import (
@@ -43,8 +44,9 @@ def create_app(
     app.json.sort_keys = False  # type: ignore[attr-defined]
     app.before_request(_begin)
     app.register_blueprint(openai.create_blueprint(settings, served))
-    app.register_blueprint(embeddings.create_blueprint(settings, served))
-    app.register_blueprint(inference.create_blueprint(settings, served))
+    infer = create_inference(settings, served)
+    app.register_blueprint(embeddings.create_blueprint(settings, served, infer))
+    app.register_blueprint(inference.create_blueprint(settings, served, infer))
     app.register_error_handler(ServingError, _render)
     app.register_error_handler(Exception, _render_unexpected)
 

@@ -27,6 +27,16 @@ def takes_requests(worker: Mapping[str, Any], now: float) -> bool:
     return worker.get("phase") == "ready" and bool(now - worker.get("beat", 0.0) <= STALE_AFTER_S)
 
 
+def others(workers: Iterable[Mapping[str, Any]], own_pid: int, now: float) -> list[Mapping[str, Any]]:
+    """Return the workers besides *own_pid* that take requests."""
+    return [w for w in workers if w.get("pid") != own_pid and takes_requests(w, now)]
+
+
+def is_idle(worker: Mapping[str, Any]) -> bool:
+    """Tell whether *worker* has an instance that nothing is to be computed on."""
+    return bool(worker.get("in_flight", 0) < worker.get("pool_size", 1))
+
+
 def judge(
     arbiter: Mapping[str, Any], workers: Iterable[Mapping[str, Any]], *, now: float, min_ready: int
 ) -> Health:
@@ -52,6 +62,6 @@ def judge(
         return Health("DEGRADED", True, count, f"{count} of {size} workers are ready")
     if arbiter.get("degraded"):
         return Health("DEGRADED", True, count, str(arbiter["degraded"]))
-    if all(w.get("in_flight", 0) >= w.get("pool_size", 1) for w in fresh):
+    if not any(is_idle(worker) for worker in fresh):
         return Health("BUSY", True, count, "every instance is busy")
     return Health("READY", True, count)

@@ -28,14 +28,19 @@ SEND_TOTAL = 10  # times SEND_TIMEOUT_S, for a whole response
 
 
 class Intake:
-    """The connections of one worker. ``places`` are taken by those whose request is not computed yet."""
+    """The connections of one worker. ``places`` are taken by those whose request is not computed yet.
+
+    *batch* is how many of them may share one pass of an instance. Those beyond the instances are not taken
+    as they come but gathered when the worker says so.
+    """
 
     def __init__(
         self, *, cfg: Any, settings: Settings, poller: selectors.BaseSelector, slot: Record,
-        start: Callable[[Connection], None],
+        start: Callable[[Connection], None], batch: int,
     ) -> None:  # fmt: skip
         self._cfg, self._settings, self._poller, self._slot, self._start = cfg, settings, poller, slot, start
-        self.size = settings.pool_size
+        self.instances = settings.pool_size
+        self.size = settings.pool_size * batch
         self.places = 0
         self.open: set[Connection] = set()  # in the hands of a thread
         self.silent: dict[Connection, None] = {}  # accepted, nothing sent yet; oldest first
@@ -48,10 +53,18 @@ class Intake:
 
     @property
     def is_free(self) -> bool:
-        """Whether one more data connection could begin now."""
+        """Whether one more data connection could be computed now."""
+        return self._has_room(self.instances)
+
+    @property
+    def may_gather(self) -> bool:
+        """Whether one more could share the next pass of an instance that is computing now."""
+        return self._has_room(self.size)
+
+    def _has_room(self, places: int) -> bool:
         in_work = sum(not conn.admin for conn in self.open)
         return (
-            self.places < self.size
+            self.places < places
             and not self.waiting
             and in_work < self._cfg.threads
             and time.monotonic() >= self._paused_until
@@ -82,12 +95,22 @@ class Intake:
 
     def accept_data(self, listener: Any) -> None:
         """Take one data connection, if a place is free: another one of this turn may have taken it."""
-        if not self.is_free:
-            return
+        if self.is_free:
+            self._accept_data(listener)
+
+    def gather(self, listeners: Sequence[Any]) -> None:
+        """Take what waits in the queue, as much as can share the passes of this worker."""
+        for listener in listeners:
+            while self.may_gather and queued(listener) and self._accept_data(listener):
+                pass
+
+    def _accept_data(self, listener: Any) -> bool:
         conn = self._accept(listener, admin=False)
-        if conn is not None:
-            self._take_place(conn)
-            self._begin_or_listen(conn, self._settings.read_timeout_s)
+        if conn is None:
+            return False
+        self._take_place(conn)
+        self._begin_or_listen(conn, self._settings.read_timeout_s)
+        return True
 
     def _accept(self, listener: Any, *, admin: bool) -> Connection | None:
         try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from server.device_faults import is_broken
-from server.health import takes_requests
+from server.health import is_idle, others
 from server.pool import InstancePool
 from server.warmup import rehearse
 
@@ -82,8 +82,8 @@ def is_spare(workers: Iterable[Mapping[str, Any]], own_pid: int, now: float) -> 
 
     True while another worker is idle, and where there is no other one. *now* is the monotonic clock.
     """
-    others = [w for w in workers if w.get("pid") != own_pid and takes_requests(w, now)]
-    return not others or any(w.get("in_flight", 0) < w.get("pool_size", 1) for w in others)
+    found = others(workers, own_pid, now)
+    return not found or any(is_idle(worker) for worker in found)
 
 
 @contextmanager

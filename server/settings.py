@@ -74,6 +74,12 @@ class Settings(BaseModel):
     max_queue: int = Field(
         64, ge=0, le=65535, description="connections that wait in the accept queue before 503"
     )
+    max_batch: int = Field(
+        8, ge=1, le=256, description="requests computed in one pass, where the family can; 1: never together"
+    )
+    max_batch_delay_ms: float = Field(
+        0, ge=0, le=1000, description="milliseconds a request waits for others to share its pass"
+    )
     max_input_chars: int = Field(4096, ge=1, le=4096, description="characters of text in one request")
     max_body_bytes: int = Field(1 << 20, ge=1024, le=1 << 30, description="bytes of a request's body")
     read_timeout_s: float = Field(10, gt=0, le=3600, description="seconds for a client to send its request")
@@ -192,7 +198,7 @@ class Settings(BaseModel):
     @property
     def threads(self) -> int:
         """Data connections a worker may hold at once: those computing and those still being sent."""
-        return self.pool_size + 63
+        return self.pool_size * self.max_batch + 63
 
     def torch_threads_for(self, workers: int, cores: int) -> int:
         """Return TORCH_THREADS, or one worker's share of *cores*, at least 1."""

@@ -24,6 +24,7 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from server import events
 from server.api.admin import create_admin_app
+from server.api.batching import batch_limit
 from server.api.exchange import Exchange, Served
 from server.app import create_app
 from server.claim import claim, pin
@@ -32,6 +33,7 @@ from server.device_memory import DeviceMemory
 from server.errors import ResponseAborted
 from server.events import emit
 from server.fitness import STUCK_GRACE_S, Fitness
+from server.health import is_idle, others
 from server.intake import Intake
 from server.keepalive import KeepAlive, Kept, is_spare
 from server.listeners import queued
@@ -53,6 +55,7 @@ LOG = logging.getLogger("warmserve")
 
 BEAT_S = 0.5
 SHED_CHECK_S = 0.02  # so often a worker without capacity looks at the queue, and one that is due for a moment
+GATHER_S = 0.002  # and one that could take more into its next pass, which idle workers have not taken
 SHED_LOG_S = 1.0
 MEMORY_EVERY_S = 5.0
 ADMIN_THREADS = 4
@@ -213,7 +216,7 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         )
         self.intake = Intake(
             cfg=self.cfg, settings=self.station.settings, poller=self.poller, slot=self.slot,
-            start=self._start,
+            start=self._start, batch=batch_limit(self.generation.family, self.station.settings),
         )  # fmt: skip
         self.admin_listener.setblocking(False)
         self.poller.register(self.admin_listener, selectors.EVENT_READ, self.intake.accept_admin)
@@ -237,7 +240,10 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
             self._keep_warm()
         free = serving and self.intake.is_free
         self.set_accept_enabled(free)
-        idle_s = SHED_CHECK_S if due or (serving and not free) else BEAT_S
+        gathering = serving and not free and self.intake.may_gather
+        if gathering:
+            self._gather()
+        idle_s = GATHER_S if gathering else SHED_CHECK_S if due or (serving and not free) else BEAT_S
         self.wait_for_and_dispatch_events(min(idle_s, self.intake.patience_s))
         self.intake.enforce(time.monotonic())
         if serving and not free:
@@ -312,6 +318,13 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         """Whether the queue of a stopping service still holds what it held when it was told to stop."""
         self.farewell = min(self.farewell, self._queued())
         return self.ready and self.farewell > 0
+
+    def _gather(self) -> None:
+        """Take connections into the next pass, unless a worker is idle, which would compute them sooner."""
+        if self._queued():
+            rivals = others(self.station.board.workers().values(), self.pid, time.monotonic())
+            if not any(is_idle(worker) for worker in rivals):
+                self.intake.gather(self.data_listeners)
 
     def _queued(self) -> int:
         return sum(queued(listener) for listener in self.data_listeners)

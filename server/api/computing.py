@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -48,7 +49,7 @@ class _End:
 
 
 class Computing(Generic[T]):
-    """Runs *run* on a leased instance from the moment it is made; give it an end with `cancel`.
+    """Runs *run* on a leased instance, from `start` on; give it an end with `cancel`.
 
     The spool between the two threads has no limit of its own: a limit would make a slow reader hold the
     instance. What one request can put there is bounded by the text's limit (`MAX_INPUT_CHARS`).
@@ -65,16 +66,27 @@ class Computing(Generic[T]):
         timeout_s: float,
         run: Callable[[Instance], Iterable[T]],
     ) -> None:
-        self._served, self._exchange, self._record, self._run = served, exchange, record, run
+        self._served, self.exchange, self.record, self._run = served, exchange, record, run
         self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
+        self.began = time.monotonic()
+        self.deadline = self.began + timeout_s
         self._spool: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
         self._leased = False
         self._spooled = False
         self._cancelled = False
         self.ended = threading.Event()
-        self._future = served.threads.submit(self._compute)
-        exchange.keep_place()  # after it: what was not submitted will not free the place either
+        self._future: Future[None] | None = None
+
+    def start(self) -> Computing[T]:
+        """Compute in a computing thread."""
+        self._future = self._served.threads.submit(self.compute)
+        self.exchange.keep_place()  # after it: what was not submitted will not free the place either
+        return self
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for it, within its time."""
+        return not self._cancelled and time.monotonic() <= self.deadline
 
     def pieces(self) -> Iterator[T]:
         """Yield the pieces as they come.
@@ -99,19 +111,21 @@ class Computing(Generic[T]):
     def cancel(self) -> None:
         """Stop at the next piece; does nothing once all is computed."""
         self._cancelled = True
-        if self._future.cancel():  # it never started, so its own end will not come
-            self._exchange.free_place()
+        if (
+            self._future is not None and self._future.cancel()
+        ):  # it never started, so its own end will not come
+            self.exchange.free_place()
 
     def _next(self) -> T | _End:
         while True:
-            left_s = self._deadline - time.monotonic()
+            left_s = self.deadline - time.monotonic()
             try:
                 return self._spool.get(timeout=max(0.0, min(left_s, LOOK_S)))
             except queue.Empty:
                 if left_s <= 0:
                     raise self._overdue() from None
-                if self._exchange.client_left():
-                    self._record.fields["cancelled"] = True
+                if self.exchange.client_left():
+                    self.record.fields["cancelled"] = True
                     raise ClientLeft("the client hung up") from None
 
     def _overdue(self) -> ServingError:
@@ -119,7 +133,7 @@ class Computing(Generic[T]):
             return Overloaded("no instance became free in time", retry_after_s=1)
         return DeadlineExceeded(f"not computed within {self._timeout_s:g} s")
 
-    def _compute(self) -> None:
+    def compute(self) -> None:
         """Fill the spool (the computing thread)."""
         # Unless it ends well it failed, also where a family exits: half an answer never passes for a whole.
         error: ServingError | None = InstanceFailed("the model failed on this request")
@@ -129,9 +143,17 @@ class Computing(Generic[T]):
         except ServingError as raised:
             error = raised
         finally:
-            self._exchange.free_place()
-            self._spool.put(_End(error))
-            self.ended.set()
+            self._end(error)
+
+    def begin(self) -> None:
+        """Note that an instance has been found."""
+        self._leased = True
+        self.record.fields["queue_ms"] = self.record.part("queue", self.began)
+
+    def _end(self, error: ServingError | None) -> None:
+        self.exchange.free_place()
+        self._spool.put(_End(error))
+        self.ended.set()
 
     def _spool_pieces(self) -> None:
         """Compute; when the device's memory is full, once more alone, unless a piece is out already."""
@@ -142,13 +164,13 @@ class Computing(Generic[T]):
                 raise
         # Here and not in the block above: there the error holds the frames, and they hold its tensors.
         device_faults.free_memory()
-        self._record.fields["retried"] = True
+        self.record.fields["retried"] = True
         self._compute_on_lease(self._served.pool.lease_alone)
 
     def _compute_on_lease(self, lend: Lend) -> None:
-        wait_s = max(0.0, self._deadline - time.monotonic())
-        with leased(self._served, self._record, lend(timeout_s=wait_s)) as instance:
-            self._leased = True
+        wait_s = max(0.0, self.deadline - time.monotonic())
+        with leased(self._served, self.record, lend(timeout_s=wait_s)) as instance:
+            self.begin()
             instance.checkpoint = self._check_wanted
             began = time.monotonic()
             pieces = iter(() if self._cancelled else self._run(instance))
@@ -170,11 +192,11 @@ class Computing(Generic[T]):
     def _check_wanted(self) -> None:
         if self._cancelled:
             raise ClientLeft("nobody waits for it")
-        if time.monotonic() > self._deadline:
+        if time.monotonic() > self.deadline:
             raise self._overdue()
 
     def _note_inference(self, began: float) -> None:
-        self._record.fields["inference_ms"] = self._record.part("inference", began)
+        self.record.fields["inference_ms"] = self.record.part("inference", began)
 
 
 @contextmanager
@@ -183,12 +205,9 @@ def leased(served: Served, record: Record, lease: AbstractContextManager[Instanc
 
     Raises: as `Computing.pieces`, but for ClientLeft.
     """
-    asked = time.monotonic()
     try:
-        with lease as instance:
-            record.fields["queue_ms"] = record.part("queue", asked)
-            with instance.computing():
-                yield instance
+        with lease as instance, instance.computing():
+            yield instance
     except PoolTimeout as error:
         raise Overloaded(str(error), retry_after_s=1) from None
     except PoolClosed as error:
@@ -216,7 +235,7 @@ def run_leased(
     served: Served, exchange: Exchange, record: Record, timeout_s: float, run: Callable[[Instance], T]
 ) -> T:
     """Return what *run* computes on a leased instance; raises as `Computing.pieces`."""
-    computing = Computing(served, exchange, record, timeout_s, lambda instance: (run(instance),))
+    computing = Computing(served, exchange, record, timeout_s, lambda instance: (run(instance),)).start()
     try:
         (result,) = computing.pieces()
         return result

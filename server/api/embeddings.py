@@ -11,12 +11,12 @@ import torch
 from flask import Blueprint, Response, g, jsonify, request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from server.api.batching import Infer
 from server.api.bodies import read_json
-from server.api.computing import run_leased
 from server.api.exchange import Exchange, Served
 from server.api.openai import check_model
 from server.errors import InvalidField, UnknownModel
-from server.families.base import InputError, Value
+from server.families.base import Value
 from server.families.embedding import EmbeddingFamily
 from server.settings import Settings
 
@@ -44,7 +44,7 @@ class EmbeddingsBody(BaseModel):
     user: str | None = None
 
 
-def create_blueprint(settings: Settings, served: Served) -> Blueprint:
+def create_blueprint(settings: Settings, served: Served, infer: Infer) -> Blueprint:
     """Return the route of one served model."""
     blueprint = Blueprint("embeddings", __name__, url_prefix="/v1")
 
@@ -60,14 +60,11 @@ def create_blueprint(settings: Settings, served: Served) -> Blueprint:
         if body.dimensions not in (None, family.dimensions):
             raise InvalidField(f"dimensions: this model has {family.dimensions}", param="dimensions")
         inputs = _inputs(body, max_chars=settings.max_input_chars, max_tokens=family.max_tokens)
-
-        def run(instance: Any) -> Mapping[str, Value]:
-            try:
-                return family.infer(instance, inputs, {})
-            except InputError as error:  # named as the route names it
-                raise InputError("input", error.message) from None
-
-        return _render(body, run_leased(served, exchange, g.record, settings.request_timeout_s, run))
+        try:
+            return _render(body, infer(exchange, g.record, settings.request_timeout_s, inputs, {}))
+        except InvalidField as error:  # named as this route names it
+            message = str(error).removeprefix(f"{error.param}: ")
+            raise InvalidField(f"input: {message}", param="input") from None
 
     return blueprint
 

@@ -11,9 +11,9 @@ from typing import Any
 from flask import Blueprint, Response, g, jsonify, request
 from pydantic import BaseModel, ConfigDict
 
-from server.api import inference_answer, inference_body, tensors
+from server.api import inference_answer, inference_body
+from server.api.batching import Infer
 from server.api.bodies import JSON, parse_json, read_body
-from server.api.computing import run_leased
 from server.api.exchange import Exchange, Served
 from server.api.inference_body import Inference
 from server.api.statistics import Statistics
@@ -27,7 +27,7 @@ from server.errors import (
     inference_error,
     retry_headers,
 )
-from server.families.base import Family, Instance, SpeechFamily, TensorSpec, Value
+from server.families.base import Family, SpeechFamily, TensorSpec, Value
 from server.families.embedding import EmbeddingFamily
 from server.settings import Settings
 
@@ -43,11 +43,11 @@ class IndexBody(BaseModel):
     ready: bool = False
 
 
-def create_blueprint(settings: Settings, served: Served) -> Blueprint:
+def create_blueprint(settings: Settings, served: Served, infer: Infer) -> Blueprint:
     """Return the routes of one served model."""
     blueprint = Blueprint("inference", __name__, url_prefix="/v2")
     _add_server_routes(blueprint, settings, served)
-    _add_model_routes(blueprint, settings, served)
+    _add_model_routes(blueprint, settings, served, infer)
     return blueprint
 
 
@@ -87,7 +87,7 @@ def _add_server_routes(blueprint: Blueprint, settings: Settings, served: Served)
         raise Unsupported("models are loaded and unloaded by the operator, not on this address")
 
 
-def _add_model_routes(blueprint: Blueprint, settings: Settings, served: Served) -> None:
+def _add_model_routes(blueprint: Blueprint, settings: Settings, served: Served, run: Infer) -> None:
     statistics = Statistics()
 
     @blueprint.get("/models")
@@ -119,10 +119,10 @@ def _add_model_routes(blueprint: Blueprint, settings: Settings, served: Served) 
         _check_model(served, model, version)
         _check_reachable(served)
         with statistics.inference() as parts:
-            return _infer(settings, served, parts)
+            return _infer(settings, served, run, parts)
 
 
-def _infer(settings: Settings, served: Served, parts: dict[str, int]) -> Response:
+def _infer(settings: Settings, served: Served, run: Infer, parts: dict[str, int]) -> Response:
     exchange = Exchange.of(request.environ)
     raw = read_body(request, (*JSON, BINARY), limit_bytes=settings.max_body_bytes)
     exchange.note_read()
@@ -130,32 +130,28 @@ def _infer(settings: Settings, served: Served, parts: dict[str, int]) -> Respons
     inference = inference_body.parse(raw, _header_length(), served.family)
     _check_text(inference, settings, served.family)
     parts["compute_input"] = time.monotonic_ns() - began
-    values = _run(settings, served, exchange, inference)
-    parts["queue"], parts["compute_infer"] = (
-        int(g.record.fields[k] * 1e6) for k in ("queue_ms", "inference_ms")
-    )
+    values = _run(settings, run, exchange, inference)
+    fields = g.record.fields
+    parts["queue"], parts["compute_infer"] = (int(fields[k] * 1e6) for k in ("queue_ms", "inference_ms"))
+    parts["batch_size"] = fields.get("batch_size", 1)
     began = time.monotonic_ns()
     response = _respond(inference, values, served)
     parts["compute_output"] = time.monotonic_ns() - began
     return response
 
 
-def _run(settings: Settings, served: Served, exchange: Exchange, inference: Inference) -> Mapping[str, Value]:
+def _run(settings: Settings, run: Infer, exchange: Exchange, inference: Inference) -> Mapping[str, Value]:
     """Run *inference* unless its own time is over before an instance is free."""
-
-    def run(instance: Instance) -> Mapping[str, Value]:
-        given = served.family.infer(instance, inference.inputs, inference.parameters)
-        return tensors.on_host(served.family.outputs, given)
-
+    given = inference.inputs, inference.parameters
     timeout_s = settings.request_timeout_s
     if inference.timeout_s is None or inference.timeout_s >= timeout_s:
-        return run_leased(served, exchange, g.record, timeout_s, run)
+        return run(exchange, g.record, timeout_s, *given)
     left_s = g.record.began + inference.timeout_s - time.monotonic()
     late = DeadlineExceeded(f"not begun within the request's timeout of {inference.timeout_s:g} s")
     if left_s <= 0:
         raise late
     try:
-        return run_leased(served, exchange, g.record, left_s, run)
+        return run(exchange, g.record, left_s, *given)
     except Overloaded:
         raise late from None
 

@@ -138,7 +138,7 @@ def _answer(
     record.fields |= {"voice": body.voice_id, "chars": len(body.input)}
     computing = Computing(
         served, exchange, record, settings.request_timeout_s, lambda i: _speak(family, i, body)
-    )
+    ).start()
     return speech_response(
         computing, name=body.response_format, sse=body.stream_format == "sse", chars=len(body.input),
         sample_rate=family.sample_rate, record=record,

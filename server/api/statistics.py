@@ -18,11 +18,15 @@ class Statistics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = {kind: {"count": 0, "ns": 0} for kind in KINDS}
+        self._batches: dict[int, dict[str, int]] = {}  # of requests, by how many shared the pass
         self._last_ms = 0  # Unix time in milliseconds
 
     @contextmanager
     def inference(self) -> Iterator[dict[str, int]]:
-        """Count the block as one inference; it fills in the nanoseconds of each of ``PARTS`` it reached."""
+        """Count the block as one inference; it fills in the nanoseconds of each of ``PARTS`` it reached.
+
+        And as ``batch_size``, how many requests its pass computed.
+        """
         began = time.monotonic_ns()
         parts: dict[str, int] = {}
         try:
@@ -30,7 +34,12 @@ class Statistics:
         except Exception:
             self._count({"fail": time.monotonic_ns() - began})
             raise
+        size = parts.pop("batch_size", 1)
         self._count({"success": time.monotonic_ns() - began, **parts})
+        with self._lock:
+            batch = self._batches.setdefault(size, {"count": 0, "ns": 0})
+            batch["count"] += 1
+            batch["ns"] += parts.get("compute_infer", 0)
 
     def _count(self, spans: Mapping[str, int]) -> None:
         with self._lock:
@@ -44,9 +53,17 @@ class Statistics:
         """Return the counters as one entry of ``model_stats``."""
         with self._lock:
             counts = {kind: dict(row) for kind, row in self._counts.items()}
+            batches = sorted(self._batches.items())
+            rows = [_batch(size, **batch) for size, batch in batches]
             last_ms = self._last_ms
         done = counts["success"]["count"]
+        passes = sum(row["compute_infer"]["count"] for row in rows)
         return {
             "name": name, "version": version, "last_inference": last_ms, "inference_count": done,
-            "execution_count": done, "inference_stats": counts, "batch_stats": [],
+            "execution_count": passes, "inference_stats": counts, "batch_stats": rows,
         }  # fmt: skip
+
+
+def _batch(size: int, count: int, ns: int) -> dict[str, Any]:
+    """Return what *count* requests, of which *size* shared a pass each, took: a pass counts once."""
+    return {"batch_size": size, "compute_infer": {"count": -(-count // size), "ns": ns // size}}

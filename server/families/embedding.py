@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from server.families.base import Family, InputError, Instance, TensorSpec, Value
+from server.families.base import InputError, Instance, TensorSpec, Value
+from server.families.batching import BatchingFamily, Prepared
 
 ROWS = 32  # texts in one pass: enough to fill a processor, few enough to pad little
 
@@ -22,7 +23,7 @@ WARMUP = (
 )
 
 
-class EmbeddingFamily(Family):
+class EmbeddingFamily(BatchingFamily):
     """A family of sentence embeddings.
 
     As tensors: ``text``, or in its place ``token_ids`` with 0 behind the end of the shorter rows, to
@@ -63,19 +64,31 @@ class EmbeddingFamily(Family):
         assert isinstance(vectors, torch.Tensor)
         return {"embedding": vectors}
 
-    def infer(
-        self, instance: Instance, inputs: Mapping[str, Value], parameters: Mapping[str, Any]
-    ) -> Mapping[str, Value]:
-        """Embed every text; each vector is the same as if its text had come alone."""
+    def prepare(self, inputs: Mapping[str, Value], parameters: Mapping[str, Any]) -> Prepared:
+        """Tokenize; texts of twice the length are not for the same pass, which would pad the others."""
         tokens = self._tokens(inputs)
+        longest = max((len(row) for row in tokens), default=0)
+        return Prepared(key=longest.bit_length(), content=tokens)
+
+    def infer_batch(
+        self, instance: Instance, contents: Sequence[Sequence[Sequence[int]]]
+    ) -> Sequence[Mapping[str, Value]]:
+        """Embed every text of every request; each vector is the same as if its text had come alone."""
+        vectors = self._embed_all(instance, [row for tokens in contents for row in tokens])
+        each = torch.split(vectors, [len(tokens) for tokens in contents])
+        return [
+            {"embedding": mine, "tokens": torch.tensor([len(row) for row in tokens], dtype=torch.int32)}
+            for tokens, mine in zip(contents, each, strict=True)
+        ]
+
+    def _embed_all(self, instance: Instance, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
         vectors = torch.empty(len(tokens), self.dimensions)
         by_length = sorted(range(len(tokens)), key=lambda number: len(tokens[number]))
         for start in range(0, len(by_length), ROWS):  # alike in length, so that little is padded
             instance.checkpoint()
             chosen = by_length[start : start + ROWS]
             vectors[chosen] = self.embed(instance, [tokens[n] for n in chosen]).float().cpu()
-        counts = torch.tensor([len(row) for row in tokens], dtype=torch.int32)
-        return {"embedding": vectors, "tokens": counts}
+        return vectors
 
     def _tokens(self, inputs: Mapping[str, Value]) -> list[Sequence[int]]:
         if ("text" in inputs) == ("token_ids" in inputs):

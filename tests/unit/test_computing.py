@@ -46,7 +46,7 @@ def blocked(served: Served) -> Iterator[Callable[[], None]]:
         busy.set()
         yield int(hold.wait(20))
 
-    computing = Computing(served, Exchange(), Record(), 30, run)
+    computing = Computing(served, Exchange(), Record(), 30, run).start()
     assert busy.wait(10)
     yield hold.set
     hold.set()
@@ -85,7 +85,7 @@ def test_a_family_that_exits_never_passes_for_a_whole_answer(served: Served) -> 
         yield 1
         raise SystemExit
 
-    pieces = Computing(served, Exchange(), Record(), 5, run).pieces()
+    pieces = Computing(served, Exchange(), Record(), 5, run).start().pieces()
     assert next(pieces) == 1
     with pytest.raises(InstanceFailed):
         next(pieces)
@@ -103,7 +103,9 @@ def test_what_was_cancelled_in_the_queue_is_never_computed(
 ) -> None:
     ran: list[Any] = []
     place = Place()
-    Computing(served, place.exchange, Record(), 5, lambda instance: ran.append(instance) or ()).cancel()
+    Computing(
+        served, place.exchange, Record(), 5, lambda instance: ran.append(instance) or ()
+    ).start().cancel()
     assert place.freed.is_set()
     blocked()
     run_leased(served, Exchange(), Record(), 5, lambda _: None)
@@ -127,21 +129,21 @@ class Full:
 
 def test_a_request_that_found_the_device_full_runs_once_more(served: Served) -> None:
     full, record = Full(1), Record()
-    assert list(Computing(served, Exchange(), record, 5, full).pieces()) == [7]
+    assert list(Computing(served, Exchange(), record, 5, full).start().pieces()) == [7]
     assert full.runs == 2 and record.fields["retried"] is True
 
 
 def test_a_request_that_finds_the_device_full_again_is_refused_alone(served: Served) -> None:
     full = Full(3)
     with pytest.raises(DeviceOutOfMemory) as caught:
-        list(Computing(served, Exchange(), Record(), 5, full).pieces())
+        list(Computing(served, Exchange(), Record(), 5, full).start().pieces())
     assert full.runs == 2 and caught.value.retry_after_s
     assert run_leased(served, Exchange(), Record(), 5, lambda _: 1) == 1
 
 
 def test_what_has_been_sent_is_not_computed_again(served: Served) -> None:
     full = Full(1, pieces=2)
-    pieces = Computing(served, Exchange(), Record(), 5, full).pieces()
+    pieces = Computing(served, Exchange(), Record(), 5, full).start().pieces()
     assert [next(pieces), next(pieces)] == [0, 1]
     with pytest.raises(DeviceOutOfMemory):
         next(pieces)

@@ -61,8 +61,8 @@ def test_the_manifest_describes_the_program(generation: Generation) -> None:
             {"name": "kind", "datatype": "INT64", "shape": ["d0"]},
         ],
         "outputs": [
-            {"name": "logits", "datatype": "FP32", "shape": [-1, 3]},
-            {"name": "best", "datatype": "INT64", "shape": [-1]},
+            {"name": "logits", "datatype": "FP32", "shape": ["d0", 3]},
+            {"name": "best", "datatype": "INT64", "shape": ["d0"]},
         ],
         "dimensions": {"d0": [0, 16]},
     }
@@ -127,6 +127,39 @@ def test_a_manifest_that_describes_another_program_is_refused(generation: Genera
     change(config)
     with pytest.raises(ProgramRefused, match="config"):
         TorchExport(generation.version.path, config)
+
+
+def test_joined_requests_get_their_own_rows(generation: Generation, instance: Instance) -> None:
+    family = TorchExport(generation.version.path, {**generation.manifest.config, "batch": "d0"})
+    assert family.batches
+    prepared = [
+        family.prepare(dict(zip(("x", "kind"), inputs(rows), strict=True)), {}) for rows in (3, 9, 7, 1)
+    ]
+    assert len({one.key for one in prepared}) == 1
+    with instance.computing():  # 20 rows, where the program takes 16 at most
+        results = family.infer_batch(instance, [one.content for one in prepared])
+    for one, result in zip(prepared, results, strict=True):
+        expected = classifier()(*one.content.values())
+        assert torch.allclose(result["logits"], expected["logits"], atol=1e-6)  # type: ignore[arg-type]
+        assert torch.equal(result["best"], expected["best"])  # type: ignore[arg-type]
+
+
+def test_requests_are_joined_only_where_the_version_says_so(generation: Generation, saved: Path) -> None:
+    assert not generation.family.batches  # type: ignore[attr-defined]
+    assert read_torch_export(saved, batch=True).config["batch"] == "d0"
+    with pytest.raises(ProgramRefused, match=r"config\.batch"):
+        TorchExport(generation.version.path, {**generation.manifest.config, "batch": "d1"})
+
+
+def test_a_program_whose_output_has_no_rows_cannot_be_joined(tmp_path: Path) -> None:
+    class Mean(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean()
+
+    dynamic = {"x": {0: torch.export.Dim.DYNAMIC}}
+    file = save(tmp_path / "mean.pt2", Mean(), (torch.zeros(3),), dynamic_shapes=dynamic)
+    with pytest.raises(NotServable, match="joined"):
+        read_torch_export(file, batch=True)
 
 
 class Counter(nn.Module):

@@ -6,7 +6,7 @@ The archive holds the graph; parameters and buffers come from the version's safe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 from torch.export.graph_signature import InputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
-from server.families.base import DTYPES, Family, InputError, Instance, TensorSpec, Value
+from server.families.base import DTYPES, InputError, Instance, TensorSpec, Value
+from server.families.batching import BatchingFamily, Prepared
 from server.families.torch_export.archive import ProgramRefused, check_archive
 
 PROGRAM = "program.pt2"
@@ -23,14 +24,15 @@ OWN_LIMITS = re.compile("Expected input |Guard failed: ")
 WARMUP_SIZE = 8  # of each dimension that a request chooses, where the program allows it
 
 
-class TorchExport(Family):
+class TorchExport(BatchingFamily):
     """Tensors in, tensors out, by the names and shapes of ``config``.
 
     ``config`` has ``inputs`` and ``outputs``, lists of ``{"name", "datatype", "shape"}``, where a size that
     requests choose has a name, the same in all inputs where it has to be the same; ``dimensions`` gives
     the limits of each, ``{"batch": [1, 64]}``, the upper one null if there is none. An input may have
     ``limits``, the least and the greatest value of its elements: an index outside a table would otherwise
-    be found by the operator, which cannot tell the client.
+    be found by the operator, which cannot tell the client. ``batch`` names the dimension, the first of
+    every input and output, along which requests may be joined and answers cut apart again.
 
     Made in the master before it forks: reading the program costs 1.5 s the first time, nearly all of it
     torch's own imports, and starts no thread.
@@ -51,6 +53,9 @@ class TorchExport(Family):
             raise ProgramRefused(f"config.inputs: the program takes {', '.join(taken)}")
         if len(signature.user_outputs) != len(self.outputs):
             raise ProgramRefused(f"config.outputs: the program gives {len(signature.user_outputs)}")
+        self.batches = "batch" in config
+        if self.batches and not can_batch(config):
+            raise ProgramRefused("config.batch: it has to be the first dimension of every input and output")
 
     def build(self) -> torch.nn.Module:
         """Return the program as a module; what the archive holds as constants is real already."""
@@ -75,14 +80,34 @@ class TorchExport(Family):
         # An output may have no element, such as the boxes in an image that shows nothing.
         return {name: out for name, out in self._run(instance, values).items() if out.numel()}
 
-    def infer(
-        self, instance: Instance, inputs: Mapping[str, Value], parameters: Mapping[str, Any]
-    ) -> Mapping[str, Value]:
-        """Run the program once."""
+    def prepare(self, inputs: Mapping[str, Value], parameters: Mapping[str, Any]) -> Prepared:
+        """Check sizes and limits; requests that differ in the batch dimension alone share a pass."""
         self._check_sizes(inputs)
         for row in self.config["inputs"]:
             _check_limits(row, inputs[row["name"]])
-        return self._run(instance, inputs)
+        return Prepared(key=tuple(tuple(inputs[spec.name].shape[1:]) for spec in self.inputs), content=inputs)
+
+    def infer_batch(
+        self, instance: Instance, contents: Sequence[Mapping[str, Value]]
+    ) -> Sequence[Mapping[str, Value]]:
+        """Run the program, as often as its limit on the batch dimension makes necessary."""
+        if len(contents) == 1:
+            return [self._run(instance, contents[0])]
+        first = self.inputs[0].name
+        _, most = self.config["dimensions"].get(self.config["batch"], (0, None))
+        results: list[Mapping[str, Value]] = []
+        for group in _groups([len(inputs[first]) for inputs in contents], most):
+            instance.checkpoint()
+            results += self._run_joined(instance, contents[len(results) :][: len(group)], group)
+        return results
+
+    def _run_joined(
+        self, instance: Instance, contents: Sequence[Mapping[str, Value]], rows: Sequence[int]
+    ) -> Sequence[Mapping[str, Value]]:
+        """Run once on all of *contents*, of which each has its number of *rows*."""
+        joined = {s.name: torch.cat([_tensor(inputs[s.name]) for inputs in contents]) for s in self.inputs}
+        cut = {name: torch.split(out, list(rows)) for name, out in self._run(instance, joined).items()}
+        return [{name: parts[number] for name, parts in cut.items()} for number in range(len(rows))]
 
     def _check_sizes(self, inputs: Mapping[str, Value]) -> None:
         """Hold the sizes that requests choose to their limits, and those of one name to one size."""
@@ -101,7 +126,7 @@ class TorchExport(Family):
 
     def _run(self, instance: Instance, inputs: Mapping[str, Value]) -> dict[str, torch.Tensor]:
         given = [
-            _on(instance.device, inputs[argument.name])
+            _tensor(inputs[argument.name]).to(instance.device)
             if isinstance(argument, TensorArgument)
             else argument.value  # of the call that was exported
             for argument in self._arguments
@@ -122,9 +147,25 @@ def _spec(row: Mapping[str, Any]) -> TensorSpec:
     return TensorSpec(row["name"], row["datatype"], shape)
 
 
-def _on(device: torch.device, value: Value) -> torch.Tensor:
+def can_batch(config: Mapping[str, Any]) -> bool:
+    """Tell whether ``batch`` names the first dimension of all that goes in and all that comes out."""
+    return all(row["shape"][:1] == [config["batch"]] for row in [*config["inputs"], *config["outputs"]])
+
+
+def _groups(rows: Sequence[int], most: int | None) -> Iterator[list[int]]:
+    """Yield *rows* in groups whose sums are at most *most*."""
+    group: list[int] = []
+    for count in rows:
+        if group and most is not None and sum(group) + count > most:
+            yield group
+            group = []
+        group.append(count)
+    yield group
+
+
+def _tensor(value: Value) -> torch.Tensor:
     assert isinstance(value, torch.Tensor)  # no program takes BYTES
-    return value.to(device)
+    return value
 
 
 def _check_limits(row: Mapping[str, Any], value: Value) -> None:
