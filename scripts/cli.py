@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from scripts import gc, import_, nginx, pin, publish, reload, status, verify, versions, wait
+from scripts import gc, import_, key, nginx, pin, publish, reload, status, verify, versions, wait
 from scripts.exits import USAGE
 from server.settings import Settings, SettingsError
 from weights.errors import WeightsError
 
-SUBCOMMANDS = (import_, publish, versions, verify, pin, reload, gc, status, wait, nginx)
+SUBCOMMANDS = (import_, publish, versions, verify, pin, reload, gc, status, wait, nginx, key)
 
 
 class Parser(argparse.ArgumentParser):

@@ -13,6 +13,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.exceptions import MethodNotAllowed as WerkzeugMethodNotAllowed
 
 from server.api import embeddings, inference, openai
+from server.api.admission import add_admission
 from server.api.batching import create_inference
 from server.api.exchange import Served
 from server.api.record import Record, Recorder, Tracer
@@ -43,6 +44,7 @@ def create_app(
     app = Flask("warmserve")
     app.json.sort_keys = False  # type: ignore[attr-defined]
     app.before_request(_begin)
+    add_admission(app, settings)
     app.register_blueprint(openai.create_blueprint(settings, served))
     infer = create_inference(settings, served)
     app.register_blueprint(embeddings.create_blueprint(settings, served, infer))

@@ -5,6 +5,7 @@ Renderings for each protocol are here too: a shape is never built in a route. St
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -35,6 +36,24 @@ class InvalidBody(ServingError):
     """The body as a whole cannot be read."""
 
     status, code = 400, "invalid_body"
+
+
+class InvalidKey(ServingError):
+    """The service asks for an API key, and this is none of its."""
+
+    status, code = 401, "invalid_api_key"
+
+
+class RateLimited(ServingError):
+    """The key has asked too often; ``retry_after_s`` says when it may ask again."""
+
+    status, code = 429, "rate_limited"
+
+
+class TooManyAtOnce(ServingError):
+    """The key has as many requests under way as it may."""
+
+    status, code = 429, "concurrency_limited"
 
 
 class UnknownModel(ServingError):
@@ -139,8 +158,17 @@ def inference_error(error: ServingError) -> dict[str, Any]:
 
 
 def retry_headers(error: ServingError) -> dict[str, str]:
-    """Return Retry-After in whole seconds and retry-after-ms, for errors that say when to come back."""
+    """Return Retry-After in whole seconds and retry-after-ms, for errors that say when to come back.
+
+    Rounded up: who comes back when it was told to is not refused again.
+    """
     if error.retry_after_s is None:
         return {}
-    whole = max(1, round(error.retry_after_s))
-    return {"Retry-After": str(whole), "retry-after-ms": str(round(error.retry_after_s * 1000))}
+    whole = max(1, math.ceil(error.retry_after_s))
+    return {"Retry-After": str(whole), "retry-after-ms": str(math.ceil(error.retry_after_s * 1000))}
+
+
+def headers_of(error: ServingError) -> dict[str, str]:
+    """Return the headers that an error's response carries."""
+    challenge = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+    return {**retry_headers(error), **challenge}

@@ -25,7 +25,7 @@ LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5,
 START_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 BATCH = (1, 2, 4, 8, 16, 32, 64, 128)
 REFUSALS = (429, 503)  # statuses that say "not now": nothing was wrong with the request
-REASONS = ("queue_full", "overloaded", "draining")
+REASONS = ("queue_full", "overloaded", "draining", "rate_limited", "concurrency_limited")
 TIERS = ("load", "inference", "keepalive")
 # 2**-20 s is about a microsecond. Sums of multiples of it are exact in a double for 272 years of seconds,
 # so they do not depend on the order of the files. Otherwise folding two of them could lower a sum by its

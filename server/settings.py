@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +26,8 @@ from pydantic import (
     field_validator,
 )
 from pydantic_core import ErrorDetails
+
+from server.keys import ApiKey, read_keys
 
 PREFIX = "WARMSERVE_"
 FILE_VARIABLE = "WARMSERVE_ENV_FILE"
@@ -50,7 +53,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     bind: str = Field(
-        "127.0.0.1:8000", description="data address: host:port, unix:path or fd://N; several with commas"
+        "127.0.0.1:8000",
+        description="data addresses: host:port, unix:path or fd://N, with commas; the first is served first",
     )
     admin_bind: str = Field("127.0.0.1:8001", description="admin address: host:port, unix:path or fd://N")
     workers: int = Field(2, ge=1, le=250, description="worker processes")
@@ -82,6 +86,9 @@ class Settings(BaseModel):
     )
     max_input_chars: int = Field(4096, ge=1, le=4096, description="characters of text in one request")
     max_body_bytes: int = Field(1 << 20, ge=1024, le=1 << 30, description="bytes of a request's body")
+    api_keys_file: Path | None = Field(
+        None, description="file of the API keys, of which each request then needs one; none: all may ask"
+    )
     read_timeout_s: float = Field(10, gt=0, le=3600, description="seconds for a client to send its request")
     send_timeout_s: float = Field(
         30, ge=1, le=3600, description="seconds without progress before a reader is dropped"
@@ -157,6 +164,18 @@ class Settings(BaseModel):
             raise ValueError("needs the OpenTelemetry packages: pip install 'warmserve[tracing]'")
         return value
 
+    @field_validator("api_keys_file")
+    @classmethod
+    def _check_keys(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            read_keys(value)
+        return value
+
+    @cached_property
+    def api_keys(self) -> tuple[ApiKey, ...]:
+        """The keys as the file had them when they were first asked for."""
+        return read_keys(self.api_keys_file) if self.api_keys_file is not None else ()
+
     @field_validator("min_ready")
     @classmethod
     def _check_reachable(cls, value: int, found: ValidationInfo) -> int:
@@ -183,6 +202,7 @@ class Settings(BaseModel):
             mistakes += [_describe(problem) for problem in error.errors()]
         if mistakes:
             raise SettingsError(mistakes)
+        _ = settings.api_keys  # now, by the process that may read them: workers may be another user's
         return settings
 
     @property

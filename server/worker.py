@@ -342,7 +342,8 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         self._accepting = enabled
 
     def _accept_data(self, listener: Any) -> None:
-        self.intake.accept_data(listener)
+        before = self.data_listeners[: self.data_listeners.index(listener)]  # their clients come first
+        self.intake.accept_data(next((other for other in before if queued(other)), listener))
         self.farewell = max(0, self.farewell - 1)
         if not self.intake.is_free:  # at once: the kernel would go on offering connections to this worker
             self.set_accept_enabled(False)

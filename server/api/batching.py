@@ -7,7 +7,9 @@ entry without a turn to come, and while every instance is busy the line grows in
 
 from __future__ import annotations
 
+import bisect
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +82,7 @@ class Batcher:
         entry = _Entry(self._served, exchange, record, timeout_s, alone)
         entry.prepared = prepared
         with self._changed:
-            self._line.append(entry)
+            bisect.insort(self._line, entry, key=_rank)  # behind those of its own rank
             self._changed.notify_all()
         self._served.threads.submit(self._turn)
         exchange.keep_place()
@@ -163,6 +165,10 @@ class Batcher:
         if len(results) != len(contents):
             raise TypeError(f"{len(results)} results of a batch of {len(contents)}")
         return [tensors.on_host(self._family.outputs, outputs) for outputs in results]
+
+
+def _rank(entry: _Entry) -> float:
+    return entry.record.priority or math.inf
 
 
 class _Entry(Computing[Outputs]):

@@ -148,7 +148,7 @@ class Computing(Generic[T]):
     def begin(self) -> None:
         """Note that an instance has been found."""
         self._leased = True
-        self.record.fields["queue_ms"] = self.record.part("queue", self.began)
+        self.record.fields["queue_ms"] = self.record.waited_ms + self.record.part("queue", self.began)
 
     def _end(self, error: ServingError | None) -> None:
         self.exchange.free_place()

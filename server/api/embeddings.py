@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from server.api.batching import Infer
 from server.api.bodies import read_json
+from server.api.deadline import within
 from server.api.exchange import Exchange, Served
 from server.api.openai import check_model
 from server.errors import InvalidField, UnknownModel
@@ -61,10 +62,13 @@ def create_blueprint(settings: Settings, served: Served, infer: Infer) -> Bluepr
             raise InvalidField(f"dimensions: this model has {family.dimensions}", param="dimensions")
         inputs = _inputs(body, max_chars=settings.max_input_chars, max_tokens=family.max_tokens)
         try:
-            return _render(body, infer(exchange, g.record, settings.request_timeout_s, inputs, {}))
+            values = within(
+                g.record, settings.request_timeout_s, lambda s: infer(exchange, g.record, s, inputs, {})
+            )
         except InvalidField as error:  # named as this route names it
             message = str(error).removeprefix(f"{error.param}: ")
             raise InvalidField(f"input: {message}", param="input") from None
+        return _render(body, values)
 
     return blueprint
 

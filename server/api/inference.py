@@ -14,18 +14,18 @@ from pydantic import BaseModel, ConfigDict
 from server.api import inference_answer, inference_body
 from server.api.batching import Infer
 from server.api.bodies import JSON, parse_json, read_body
+from server.api.deadline import within
 from server.api.exchange import Exchange, Served
 from server.api.inference_body import Inference
+from server.api.record import Record
 from server.api.statistics import Statistics
 from server.errors import (
-    DeadlineExceeded,
     InvalidField,
-    Overloaded,
     ServingError,
     UnknownModel,
     Unsupported,
+    headers_of,
     inference_error,
-    retry_headers,
 )
 from server.families.base import Family, SpeechFamily, TensorSpec, Value
 from server.families.embedding import EmbeddingFamily
@@ -55,7 +55,7 @@ def render_error(error: ServingError) -> Response:
     """Return the response for *error* in this protocol's shape."""
     response = jsonify(inference_error(error))
     response.status_code = error.status
-    response.headers.update(retry_headers(error))
+    response.headers.update(headers_of(error))
     return response
 
 
@@ -141,19 +141,15 @@ def _infer(settings: Settings, served: Served, run: Infer, parts: dict[str, int]
 
 
 def _run(settings: Settings, run: Infer, exchange: Exchange, inference: Inference) -> Mapping[str, Value]:
-    """Run *inference* unless its own time is over before an instance is free."""
-    given = inference.inputs, inference.parameters
-    timeout_s = settings.request_timeout_s
-    if inference.timeout_s is None or inference.timeout_s >= timeout_s:
-        return run(exchange, g.record, timeout_s, *given)
-    left_s = g.record.began + inference.timeout_s - time.monotonic()
-    late = DeadlineExceeded(f"not begun within the request's timeout of {inference.timeout_s:g} s")
-    if left_s <= 0:
-        raise late
-    try:
-        return run(exchange, g.record, left_s, *given)
-    except Overloaded:
-        raise late from None
+    record: Record = g.record
+    record.priority = inference.priority
+    if inference.timeout_s is not None:
+        record.own_timeout_s = min(record.own_timeout_s, inference.timeout_s)
+
+    def timed(timeout_s: float) -> Mapping[str, Value]:
+        return run(exchange, record, timeout_s, inference.inputs, inference.parameters)
+
+    return within(record, settings.request_timeout_s, timed)
 
 
 def _respond(inference: Inference, values: Mapping[str, Value], served: Served) -> Response:

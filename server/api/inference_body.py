@@ -64,13 +64,17 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """One request that fits its family. ``timeout_s`` is the client's own limit; None is no such limit."""
+    """One request that fits its family. ``timeout_s`` is the client's own limit; None is no such limit.
+
+    ``priority`` 1 comes first, 0, the default, last (Triton's extension of schedule policies).
+    """
 
     inputs: Mapping[str, Value]
     outputs: tuple[Output, ...]
     id: str | None = None
     parameters: Mapping[str, Parameter]
     timeout_s: float | None = None
+    priority: int = 0
 
 
 def parse(raw: bytes, header_length: int | None, family: Family) -> Inference:
@@ -92,13 +96,14 @@ def parse(raw: bytes, header_length: int | None, family: Family) -> Inference:
     _check_parameters(body)
     rest = memoryview(raw)[header_length if header_length is not None else len(raw) :]
     timeout = min(LONGEST_TIMEOUT, _whole(body.parameters, "timeout", "the request") or 0)
-    _whole(body.parameters, "priority", "the request")
+    priority = _whole(body.parameters, "priority", "the request") or 0
     return Inference(
         inputs=_inputs(body, rest, family),
         outputs=_outputs(body, family),
         id=body.id,
         parameters={name: value for name, value in body.parameters.items() if name not in OWN},
         timeout_s=timeout / MICROSECONDS if timeout else None,  # 0 is none, as in Triton
+        priority=priority,
     )
 
 

@@ -11,11 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_mod
 
 from server.api.bodies import read_json
 from server.api.computing import Computing
+from server.api.deadline import within
 from server.api.exchange import Exchange, Served
 from server.api.record import Record
 from server.api.streaming import speech_response
 from server.audio import Samples
-from server.errors import InvalidField, ServingError, UnknownModel, openai_error, retry_headers
+from server.errors import InvalidField, ServingError, UnknownModel, headers_of, openai_error
 from server.families.base import Instance, SpeechFamily, SpeechRequest
 from server.settings import Settings
 
@@ -100,7 +101,7 @@ def render_error(error: ServingError) -> Response:
     """Return the response for *error* in this protocol's shape."""
     response = jsonify(openai_error(error))
     response.status_code = error.status
-    response.headers.update(retry_headers(error))
+    response.headers.update(headers_of(error))
     return response
 
 
@@ -136,13 +137,15 @@ def _answer(
 ) -> Response:
     record: Record = g.record
     record.fields |= {"voice": body.voice_id, "chars": len(body.input)}
-    computing = Computing(
-        served, exchange, record, settings.request_timeout_s, lambda i: _speak(family, i, body)
-    ).start()
-    return speech_response(
-        computing, name=body.response_format, sse=body.stream_format == "sse", chars=len(body.input),
-        sample_rate=family.sample_rate, record=record,
-    )  # fmt: skip
+
+    def answer(timeout_s: float) -> Response:
+        return speech_response(
+            Computing(served, exchange, record, timeout_s, lambda i: _speak(family, i, body)).start(),
+            name=body.response_format, sse=body.stream_format == "sse", chars=len(body.input),
+            sample_rate=family.sample_rate, record=record,
+        )  # fmt: skip
+
+    return within(record, settings.request_timeout_s, answer)
 
 
 def _speak(family: SpeechFamily, instance: Instance, body: SpeechBody) -> Iterator[Samples]:

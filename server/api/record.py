@@ -7,6 +7,7 @@ error alike. Knows nothing of models or protocols.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,11 +27,15 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 class Record:
     """What is known of one request. Threads of the request add to ``fields``; the event has them all.
 
-    ``parts`` is when each part of its work began and ended, on the monotonic clock; ``route`` is the
-    pattern of its path.
+    ``asked`` is when its proxy took it, if that said so; ``own_timeout_s`` is for how long from then its
+    client waits; ``priority`` 1 comes first, 0 last. ``parts`` is when each part of its work began and
+    ended, on the monotonic clock; ``route`` is the pattern of its path.
     """
 
     began: float = field(default_factory=time.monotonic)
+    asked: float = math.nan
+    own_timeout_s: float = math.inf
+    priority: int = 0
     request_id: str = ""
     route: str = ""
     status: int = 0
@@ -39,6 +44,15 @@ class Record:
     parts: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     KEY = "warmserve.record"
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.asked):
+            self.asked = self.began
+
+    @property
+    def waited_ms(self) -> float:
+        """Milliseconds it waited between its proxy and its worker: in the accept queue."""
+        return (self.began - self.asked) * 1000
 
     @classmethod
     def of(cls, environ: Mapping[str, Any]) -> Record:

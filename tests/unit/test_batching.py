@@ -86,10 +86,11 @@ class Line:
         self.arrived = 0
 
     def ask(
-        self, number: float, kind: str | None = None, *, timeout_s: float = FOREVER_S, **exchange: Any
-    ) -> tuple[Record, Future[Any]]:
+        self, number: float, kind: str | None = None, *, timeout_s: float = FOREVER_S, priority: int = 0,
+        **exchange: Any,
+    ) -> tuple[Record, Future[Any]]:  # fmt: skip
         """Send one request, and return once it stands in the line."""
-        record, inside = Record(), threading.Event()
+        record, inside = Record(priority=priority), threading.Event()
         exchange.setdefault("keep_place", lambda: None)
         keep = exchange.pop("keep_place")
 
@@ -157,6 +158,16 @@ def test_a_batch_never_mixes_parameters(line: Line) -> None:
     release()
     assert [answer(future) for _, future in asked] == [2.0 * n for n in range(1, 7)]
     assert line.family.passes[1:] == [[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]
+
+
+def test_what_has_priority_is_computed_first(line: Line) -> None:
+    release = line.block()
+    asked = [
+        line.ask(float(n), str(n), priority=priority) for n, priority in ((1, 0), (2, 7), (3, 1), (4, 1))
+    ]
+    release()
+    assert [answer(future) for _, future in asked] == [2.0, 4.0, 6.0, 8.0]
+    assert line.family.passes == [[0.0], [3.0], [4.0], [2.0], [1.0]]
 
 
 def test_one_bad_item_fails_alone(line: Line, caplog: pytest.LogCaptureFixture) -> None:

@@ -27,6 +27,7 @@ def test_every_setting_is_documented_with_its_default_and_meaning(name: str) -> 
     field = Settings.model_fields[name]
     row = next(line for line in OPERATIONS.splitlines() if line.startswith(f"| `WARMSERVE_{name.upper()}` |"))
     default = str(int(field.default)) if isinstance(field.default, bool) else str(field.default)
+    default = "none" if field.default is None else default
     assert f"`{default}`" in row
     assert field.description is not None
     assert field.description in row
