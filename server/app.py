@@ -12,7 +12,7 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 from werkzeug.exceptions import MethodNotAllowed as WerkzeugMethodNotAllowed
 
-from server.api import embeddings, inference, openai
+from server.api import embeddings, inference, openai, openapi
 from server.api.admission import add_admission
 from server.api.batching import create_inference
 from server.api.exchange import Served
@@ -49,6 +49,7 @@ def create_app(
     infer = create_inference(settings, served)
     app.register_blueprint(embeddings.create_blueprint(settings, served, infer))
     app.register_blueprint(inference.create_blueprint(settings, served, infer))
+    app.register_blueprint(openapi.create_blueprint(served, with_keys=bool(settings.api_keys)))
     app.register_error_handler(ServingError, _render)
     app.register_error_handler(Exception, _render_unexpected)
 

@@ -41,9 +41,8 @@ def add_admission(app: Flask, settings: Settings) -> None:
 def _note_time() -> None:
     record = g.record
     record.asked = record.began - waited_s(request.headers.get(START), time.time())
-    own_s = timeout_of(request.headers.get(TIMEOUT))
-    if own_s is not None:
-        record.own_timeout_s = own_s
+    if request.routing_exception is None:  # else there is nothing to be in time with
+        record.own_timeout_s = timeout_of(request.headers.get(TIMEOUT))
 
 
 def _given_key() -> str:

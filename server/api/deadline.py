@@ -19,7 +19,8 @@ START = "X-Request-Start"
 TIMEOUT = "X-Request-Timeout"
 LONGEST_WAIT_S = 3600  # a start longer ago than that is another clock, not a queue
 LONGEST_TIMEOUT_S = 86400
-NUMBER = re.compile(r"(?:t=)?(\d{1,20}(?:\.\d{1,9})?)", re.ASCII)
+STARTED = re.compile(r"(?:t=)?(\d{1,20}(?:\.\d{1,9})?)", re.ASCII)
+NUMBER = re.compile(r"\d{1,400}(?:\.\d{1,400})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 T = TypeVar("T")
 
 
@@ -28,7 +29,7 @@ def waited_s(header: str | None, now: float) -> float:
 
     Proxies write seconds, milliseconds (Heroku) or microseconds (Apache); their size tells which.
     """
-    found = NUMBER.fullmatch(header.strip()) if header else None
+    found = STARTED.fullmatch(header.strip()) if header else None
     if found is None:
         return 0.0
     start = float(found[1])
@@ -40,16 +41,15 @@ def waited_s(header: str | None, now: float) -> float:
     return waited if 0 <= waited <= LONGEST_WAIT_S else 0.0
 
 
-def timeout_of(header: str | None) -> float | None:
-    """Return the seconds that *header* asks for; None without one.
+def timeout_of(header: str | None) -> float:
+    """Return the seconds that *header* asks for, endless without one.
 
     Raises:
         InvalidField: it is no number of seconds above 0.
     """
     if header is None:
-        return None
-    found = NUMBER.fullmatch(header.strip()) if not header.startswith("t") else None
-    timeout_s = float(found[1]) if found else 0.0
+        return math.inf
+    timeout_s = float(header) if NUMBER.fullmatch(header.strip()) else 0.0
     if not 0 < timeout_s <= LONGEST_TIMEOUT_S:
         raise InvalidField(f"{TIMEOUT}: seconds, above 0 and at most {LONGEST_TIMEOUT_S}", param=TIMEOUT)
     return timeout_s
@@ -65,7 +65,7 @@ def within(record: Record, timeout_s: float, run: Callable[[float], T]) -> T:
     if left_s >= timeout_s:
         return run(timeout_s)
     late = DeadlineExceeded(f"not begun within the request's own timeout of {record.own_timeout_s:g} s")
-    if left_s <= 0 or not math.isfinite(left_s):
+    if left_s <= 0:
         raise late
     try:
         return run(left_s)

@@ -11,11 +11,13 @@ import torch
 from flask import Blueprint, Response, g, jsonify, request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from server.api.answers import EmbeddingsAnswer
 from server.api.batching import Infer
 from server.api.bodies import read_json
 from server.api.deadline import within
 from server.api.exchange import Exchange, Served
 from server.api.openai import check_model
+from server.api.openapi import described
 from server.errors import InvalidField, UnknownModel
 from server.families.base import Value
 from server.families.embedding import EmbeddingFamily
@@ -50,6 +52,7 @@ def create_blueprint(settings: Settings, served: Served, infer: Infer) -> Bluepr
     blueprint = Blueprint("embeddings", __name__, url_prefix="/v1")
 
     @blueprint.post("/embeddings")
+    @described(summary="Turn texts into vectors", body=EmbeddingsBody, answer=EmbeddingsAnswer)
     def embeddings() -> Response:
         family = served.family
         if not isinstance(family, EmbeddingFamily):

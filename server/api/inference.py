@@ -12,11 +12,23 @@ from flask import Blueprint, Response, g, jsonify, request
 from pydantic import BaseModel, ConfigDict
 
 from server.api import inference_answer, inference_body
+from server.api.answers import (
+    IndexRow,
+    InferAnswer,
+    Live,
+    ModelMetadata,
+    ModelNames,
+    ModelReady,
+    Ready,
+    ServerMetadata,
+    StatisticsAnswer,
+)
 from server.api.batching import Infer
 from server.api.bodies import JSON, parse_json, read_body
 from server.api.deadline import within
 from server.api.exchange import Exchange, Served
-from server.api.inference_body import Inference
+from server.api.inference_body import InferBody, Inference
+from server.api.openapi import described
 from server.api.record import Record
 from server.api.statistics import Statistics
 from server.errors import (
@@ -61,18 +73,22 @@ def render_error(error: ServingError) -> Response:
 
 def _add_server_routes(blueprint: Blueprint, settings: Settings, served: Served) -> None:
     @blueprint.get("")
+    @described(summary="The server", answer=ServerMetadata)
     def server() -> Response:
         return jsonify(name="warmserve", version=_server_version(), extensions=list(EXTENSIONS))
 
     @blueprint.get("/health/live")
+    @described(summary="Whether the server is alive", answer=Live)
     def live() -> Response:
         return jsonify(live=True)
 
     @blueprint.get("/health/ready")
+    @described(summary="Whether the server takes requests", answer=Ready)
     def ready() -> Response:
         return jsonify(ready=True)  # whoever answers on the data address is warm
 
     @blueprint.post("/repository/index")
+    @described(summary="The versions", body=IndexBody, body_optional=True, answer=IndexRow, many=True)
     def index() -> Response:
         raw = read_body(request, (*JSON, BINARY), limit_bytes=settings.max_body_bytes)
         Exchange.of(request.environ).note_read()
@@ -82,6 +98,7 @@ def _add_server_routes(blueprint: Blueprint, settings: Settings, served: Served)
         return jsonify([row])
 
     @blueprint.post("/repository/models/<model>/<any(load, unload):_action>")
+    @described(summary="Load and unload are the operator's", only_refuses=True)
     def change(model: str, _action: str) -> Response:
         _check_model(served, model, None)
         raise Unsupported("models are loaded and unloaded by the operator, not on this address")
@@ -91,17 +108,20 @@ def _add_model_routes(blueprint: Blueprint, settings: Settings, served: Served, 
     statistics = Statistics()
 
     @blueprint.get("/models")
+    @described(summary="The models by name", answer=ModelNames)
     def models() -> Response:
         return jsonify(models=[served.name])
 
     @blueprint.get("/models/<model>")
     @blueprint.get("/models/<model>/versions/<version>")
+    @described(summary="What a model takes and gives", answer=ModelMetadata)
     def metadata(model: str, version: str | None = None) -> Response:
         _check_model(served, model, version)
         return jsonify(_metadata(served))
 
     @blueprint.get("/models/<model>/ready")
     @blueprint.get("/models/<model>/versions/<version>/ready")
+    @described(summary="Whether the model takes requests", answer=ModelReady)
     def model_ready(model: str, version: str | None = None) -> Response:
         _check_model(served, model, version)
         return jsonify(name=served.name, ready=True)
@@ -109,12 +129,16 @@ def _add_model_routes(blueprint: Blueprint, settings: Settings, served: Served, 
     @blueprint.get("/models/stats")  # of all models, which is this one
     @blueprint.get("/models/<model>/stats")
     @blueprint.get("/models/<model>/versions/<version>/stats")
+    @described(summary="What inferences took", answer=StatisticsAnswer)
     def stats(model: str | None = None, version: str | None = None) -> Response:
         _check_model(served, model or served.name, version)
         return jsonify(model_stats=[statistics.snapshot(name=served.name, version=_number(served))])
 
     @blueprint.post("/models/<model>/infer")
     @blueprint.post("/models/<model>/versions/<version>/infer")
+    @described(
+        summary="Infer", body=InferBody, body_types=(BINARY,), answer=InferAnswer, media_types=(BINARY,)
+    )
     def infer(model: str, version: str | None = None) -> Response:
         _check_model(served, model, version)
         _check_reachable(served)

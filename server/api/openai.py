@@ -9,19 +9,22 @@ import numpy as np
 from flask import Blueprint, Response, g, jsonify, request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
 
+from server.api.answers import ModelRow, ModelRows, VoiceRows
 from server.api.bodies import read_json
 from server.api.computing import Computing
 from server.api.deadline import within
 from server.api.exchange import Exchange, Served
+from server.api.openapi import described
 from server.api.record import Record
 from server.api.streaming import speech_response
-from server.audio import Samples
+from server.audio import FORMATS, Samples
 from server.errors import InvalidField, ServingError, UnknownModel, headers_of, openai_error
 from server.families.base import Instance, SpeechFamily, SpeechRequest
 from server.settings import Settings
 
 INPUT_CHARS = 4096  # of the protocol; MAX_INPUT_CHARS may be lower
 SEED_LIMIT = 2**63
+SPOKEN = (*(format.media_type for format in FORMATS.values()), "text/event-stream")
 
 
 class VoiceObject(BaseModel):
@@ -71,6 +74,7 @@ def create_blueprint(settings: Settings, served: Served) -> Blueprint:
     body_class = speech_body(served.family) if isinstance(served.family, SpeechFamily) else SpeechBody
 
     @blueprint.post("/audio/speech")
+    @described(summary="Speak a text", body=body_class, media_types=SPOKEN)
     def speech() -> Response:
         family = _speaking(served)
         body = read_json(request, body_class, limit_bytes=settings.max_body_bytes)
@@ -80,15 +84,18 @@ def create_blueprint(settings: Settings, served: Served) -> Blueprint:
         return _answer(body, settings, served, family, exchange)
 
     @blueprint.get("/models")
+    @described(summary="The models", answer=ModelRows)
     def models() -> Response:
         return jsonify(object="list", data=[_model(served)])
 
     @blueprint.get("/models/<model>")
+    @described(summary="One model", answer=ModelRow)
     def model(model: str) -> Response:
         check_model(model, served)
         return jsonify(_model(served))
 
     @blueprint.get("/audio/voices")
+    @described(summary="The voices", answer=VoiceRows)
     def voices() -> Response:
         rows = [{"id": v.id, "name": v.id, "language": v.language, "description": v.description}
                 for v in _speaking(served).voices()]  # fmt: skip

@@ -59,7 +59,9 @@ def test_no_start_breaks_a_request(header: str) -> None:
     assert 0 <= waited_s(header, NOW) <= 3600
 
 
-@pytest.mark.parametrize("header", ["", "0", "-1", "soon", "nan", "inf", "t=3", "1e3", "90000", "5s"])
+@pytest.mark.parametrize(
+    "header", ["", "0", "-1", "soon", "nan", "inf", "t=3", "1e5", "1e999", "90000", "5s"]
+)
 def test_a_timeout_that_is_no_number_of_seconds_is_refused(header: str) -> None:
     with pytest.raises(InvalidField) as error:
         timeout_of(header)
@@ -326,7 +328,7 @@ def test_no_span_of_a_rate_holds_more_than_twice_its_count(
                 os.close(found.enter(key))
                 let.append(clock)
             except RateLimited as error:
-                assert error.retry_after_s is not None and error.retry_after_s <= seconds
+                assert error.retry_after_s is not None and error.retry_after_s < seconds + 1e-6
     for start in let:
         assert sum(start <= one < start + seconds for one in let) <= 2 * count
     assert len(let) <= count + (clock / seconds) * count + 1

@@ -58,6 +58,21 @@ def test_every_endpoint_is_documented() -> None:
             assert path in OPERATIONS, path
 
 
+def test_every_endpoint_describes_itself() -> None:
+    app = app_for_tone()
+    document = app.test_client().get("/openapi.json").json
+    assert document is not None
+    described = sum(len(methods) for methods in document["paths"].values())
+    assert described == len([rule for rule in app.url_map.iter_rules() if rule.endpoint != "static"])
+
+
+def test_the_page_of_the_interface_loads_nothing_from_elsewhere() -> None:
+    page = app_for_tone().test_client().get("/docs")
+    assert page.status_code == 200 and page.mimetype == "text/html"
+    assert not re.search(r"https?://|src=|@import|url\(", page.text)
+    assert "SpeechBody" in page.text and "/v2/models/{model}/infer" in page.text
+
+
 @pytest.mark.parametrize("path", ["/livez", "/startupz", "/readyz", "/status", "/metrics"])
 def test_every_admin_endpoint_is_documented(path: str) -> None:
     assert f"`GET {path}`" in OPERATIONS
