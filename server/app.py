@@ -15,6 +15,7 @@ from werkzeug.exceptions import MethodNotAllowed as WerkzeugMethodNotAllowed
 from server.api import embeddings, inference, openai, openapi
 from server.api.admission import add_admission
 from server.api.batching import create_inference
+from server.api.cache import ResponseCache
 from server.api.exchange import Served
 from server.api.record import Record, Recorder, Tracer
 from server.errors import (
@@ -45,10 +46,11 @@ def create_app(
     app.json.sort_keys = False  # type: ignore[attr-defined]
     app.before_request(_begin)
     add_admission(app, settings)
-    app.register_blueprint(openai.create_blueprint(settings, served))
+    cache = ResponseCache(settings, served)
     infer = create_inference(settings, served)
-    app.register_blueprint(embeddings.create_blueprint(settings, served, infer))
-    app.register_blueprint(inference.create_blueprint(settings, served, infer))
+    app.register_blueprint(openai.create_blueprint(settings, served, cache))
+    app.register_blueprint(embeddings.create_blueprint(settings, served, cache, infer))
+    app.register_blueprint(inference.create_blueprint(settings, served, cache, infer))
     app.register_blueprint(openapi.create_blueprint(served, with_keys=bool(settings.api_keys)))
     app.register_error_handler(ServingError, _render)
     app.register_error_handler(Exception, _render_unexpected)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from server.api.exchange import Served
 from server.device_context import DeviceContextMade, has_device_context
 from server.families import find_family
 from server.families.base import Family, Instance
+from server.pool import InstancePool
 from weights.attach import attach
 from weights.lease import Lease
+from weights.manifest import FILE_NAME as MANIFEST
 from weights.manifest import Manifest
 from weights.mapping import MappedVersion
 from weights.store import Version
@@ -61,6 +66,18 @@ class Generation:
             return Instance(module=module, device=device, number=number)
         # Moves the buffers that no file holds; the parameters are there already.
         return Instance(module=module.to(device), device=device, number=number, stream=torch.Stream(device))
+
+    def serve(
+        self, instances: list[Instance], device: torch.device, device_broke: Callable[[str], None]
+    ) -> Served:
+        """Return what a worker serves with *instances*."""
+        path = self.version.path
+        return Served(
+            name=self.manifest.name, version=self.version.name, family=self.family,
+            pool=InstancePool(instances, version=self.version.name), created=int(path.stat().st_mtime),
+            generation=self.number, device=device, device_broke=device_broke,
+            manifest_sha256=hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest(),
+        )  # fmt: skip
 
     def close(self) -> None:
         """Unmap and end this process's part in the lease."""

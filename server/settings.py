@@ -31,6 +31,7 @@ from server.keys import ApiKey, read_keys
 
 PREFIX = "WARMSERVE_"
 FILE_VARIABLE = "WARMSERVE_ENV_FILE"
+SMALLEST_CACHE = 1 << 20  # the store's own index takes some of it
 SHOWN_CHARS = 80  # of a wrong value, in a message
 # What gunicorn takes; a port alone would bind every interface, so a host is asked for.
 ADDRESS = re.compile(r"unix:.+|fd://\d+|(tcp://)?(\[[0-9a-fA-F:.%]+\]|[^\s:/,]+)(:\d+)?")
@@ -83,6 +84,9 @@ class Settings(BaseModel):
     )
     max_batch_delay_ms: float = Field(
         0, ge=0, le=1000, description="milliseconds a request waits for others to share its pass"
+    )
+    cache_bytes: int = Field(
+        0, ge=0, description="bytes of finished responses that are kept, for all workers; 0: none"
     )
     max_input_chars: int = Field(4096, ge=1, le=4096, description="characters of text in one request")
     max_body_bytes: int = Field(1 << 20, ge=1024, le=1 << 30, description="bytes of a request's body")
@@ -162,6 +166,15 @@ class Settings(BaseModel):
     def _check_installed(cls, value: bool) -> bool:
         if value and importlib.util.find_spec("opentelemetry") is None:
             raise ValueError("needs the OpenTelemetry packages: pip install 'warmserve[tracing]'")
+        return value
+
+    @field_validator("cache_bytes")
+    @classmethod
+    def _check_cache(cls, value: int) -> int:
+        if 0 < value < SMALLEST_CACHE:
+            raise ValueError(f"must be 0 or at least {SMALLEST_CACHE}")
+        if value and importlib.util.find_spec("diskcache") is None:
+            raise ValueError("needs the package diskcache: pip install 'warmserve[cache]'")
         return value
 
     @field_validator("api_keys_file")

@@ -40,7 +40,6 @@ from server.listeners import queued
 from server.memory import weights_outside
 from server.metric_files import metrics_directory
 from server.metrics import Instruments, made_for
-from server.pool import InstancePool
 from server.preparation import Refusal, die_with_parent
 from server.rollout import Phase
 from server.settings import bytes_of
@@ -153,12 +152,9 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
             instances = generation.build_instances(settings.pool_size, device)
         outside = weights_outside((i.module for i in instances), generation.mapped.contains)
         self.slot.update(weights_private_bytes=outside)
-        self.served_model = Served(
-            name=generation.manifest.name, version=generation.version.name, family=generation.family,
-            pool=InstancePool(instances, version=generation.version.name),
-            created=int(generation.version.path.stat().st_mtime), generation=generation.number, device=device,
-            device_broke=functools.partial(self.method_queue.defer, self._break_down, "device_failed"),
-        )  # fmt: skip
+        self.served_model = generation.serve(
+            instances, device, functools.partial(self.method_queue.defer, self._break_down, "device_failed")
+        )
         inputs = generation.manifest.warmup or generation.family.warmup_inputs()
         with timed(functools.partial(self._note_warmed, "inference")):
             usual_s = warm_up(generation.family, instances, inputs, self.served_model.threads)

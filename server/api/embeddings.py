@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from server.api.answers import EmbeddingsAnswer
 from server.api.batching import Infer
 from server.api.bodies import read_json
+from server.api.cache import ResponseCache
 from server.api.deadline import within
 from server.api.exchange import Exchange, Served
 from server.api.openai import check_model
@@ -47,7 +48,7 @@ class EmbeddingsBody(BaseModel):
     user: str | None = None
 
 
-def create_blueprint(settings: Settings, served: Served, infer: Infer) -> Blueprint:
+def create_blueprint(settings: Settings, served: Served, cache: ResponseCache, infer: Infer) -> Blueprint:
     """Return the route of one served model."""
     blueprint = Blueprint("embeddings", __name__, url_prefix="/v1")
 
@@ -64,14 +65,19 @@ def create_blueprint(settings: Settings, served: Served, infer: Infer) -> Bluepr
         if body.dimensions not in (None, family.dimensions):
             raise InvalidField(f"dimensions: this model has {family.dimensions}", param="dimensions")
         inputs = _inputs(body, max_chars=settings.max_input_chars, max_tokens=family.max_tokens)
+
+        def answer(timeout_s: float) -> Response:
+            return _render(body, infer(exchange, g.record, timeout_s, inputs, {}))
+
         try:
-            values = within(
-                g.record, settings.request_timeout_s, lambda s: infer(exchange, g.record, s, inputs, {})
+            return cache.respond(
+                "embeddings",
+                body.model_dump_json().encode() if family.deterministic else None,
+                lambda: within(g.record, settings.request_timeout_s, answer),
             )
         except InvalidField as error:  # named as this route names it
             message = str(error).removeprefix(f"{error.param}: ")
             raise InvalidField(f"input: {message}", param="input") from None
-        return _render(body, values)
 
     return blueprint
 

@@ -30,6 +30,7 @@ class Served:
     pool: InstancePool[Instance]
     created: int
     generation: int = 0
+    manifest_sha256: str = ""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     device_broke: Callable[[str], None] = _ignore
     threads: ThreadPoolExecutor = field(init=False, repr=False, compare=False)

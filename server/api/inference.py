@@ -25,6 +25,7 @@ from server.api.answers import (
 )
 from server.api.batching import Infer
 from server.api.bodies import JSON, parse_json, read_body
+from server.api.cache import ResponseCache
 from server.api.deadline import within
 from server.api.exchange import Exchange, Served
 from server.api.inference_body import InferBody, Inference
@@ -55,11 +56,11 @@ class IndexBody(BaseModel):
     ready: bool = False
 
 
-def create_blueprint(settings: Settings, served: Served, infer: Infer) -> Blueprint:
+def create_blueprint(settings: Settings, served: Served, cache: ResponseCache, infer: Infer) -> Blueprint:
     """Return the routes of one served model."""
     blueprint = Blueprint("inference", __name__, url_prefix="/v2")
     _add_server_routes(blueprint, settings, served)
-    _add_model_routes(blueprint, settings, served, infer)
+    _add_model_routes(blueprint, settings, served, cache, infer)
     return blueprint
 
 
@@ -104,7 +105,9 @@ def _add_server_routes(blueprint: Blueprint, settings: Settings, served: Served)
         raise Unsupported("models are loaded and unloaded by the operator, not on this address")
 
 
-def _add_model_routes(blueprint: Blueprint, settings: Settings, served: Served, run: Infer) -> None:
+def _add_model_routes(
+    blueprint: Blueprint, settings: Settings, served: Served, cache: ResponseCache, run: Infer
+) -> None:
     statistics = Statistics()
 
     @blueprint.get("/models")
@@ -143,24 +146,36 @@ def _add_model_routes(blueprint: Blueprint, settings: Settings, served: Served, 
         _check_model(served, model, version)
         _check_reachable(served)
         with statistics.inference() as parts:
-            return _infer(settings, served, run, parts)
+            return _infer(settings, served, cache, run, parts)
 
 
-def _infer(settings: Settings, served: Served, run: Infer, parts: dict[str, int]) -> Response:
+def _infer(
+    settings: Settings, served: Served, cache: ResponseCache, run: Infer, parts: dict[str, int]
+) -> Response:
     exchange = Exchange.of(request.environ)
     raw = read_body(request, (*JSON, BINARY), limit_bytes=settings.max_body_bytes)
     exchange.note_read()
     began = time.monotonic_ns()
-    inference = inference_body.parse(raw, _header_length(), served.family)
+    length = _header_length()
+    inference = inference_body.parse(raw, length, served.family)
     _check_text(inference, settings, served.family)
     parts["compute_input"] = time.monotonic_ns() - began
-    values = _run(settings, run, exchange, inference)
-    fields = g.record.fields
-    parts["queue"], parts["compute_infer"] = (int(fields[k] * 1e6) for k in ("queue_ms", "inference_ms"))
-    parts["batch_size"] = fields.get("batch_size", 1)
+
+    def answer() -> Response:
+        values = _run(settings, run, exchange, inference)
+        fields = g.record.fields
+        parts["queue"], parts["compute_infer"] = (int(fields[k] * 1e6) for k in ("queue_ms", "inference_ms"))
+        parts["batch_size"] = fields.get("batch_size", 1)
+        began = time.monotonic_ns()
+        response = _respond(inference, values, served)
+        parts["compute_output"] = time.monotonic_ns() - began
+        return response
+
+    same = served.family.deterministic or "seed" in {**inference.inputs, **inference.parameters}
     began = time.monotonic_ns()
-    response = _respond(inference, values, served)
-    parts["compute_output"] = time.monotonic_ns() - began
+    response = cache.respond("infer", f"{length}\0".encode() + raw if same else None, answer)
+    if (how := g.record.fields.get("cache")) in ("hit", "miss"):
+        parts[f"cache_{how}"] = time.monotonic_ns() - began
     return response
 
 

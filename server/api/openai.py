@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_mod
 
 from server.api.answers import ModelRow, ModelRows, VoiceRows
 from server.api.bodies import read_json
+from server.api.cache import ResponseCache
 from server.api.computing import Computing
 from server.api.deadline import within
 from server.api.exchange import Exchange, Served
@@ -68,7 +69,7 @@ def speech_body(family: SpeechFamily) -> type[SpeechBody]:
     return body
 
 
-def create_blueprint(settings: Settings, served: Served) -> Blueprint:
+def create_blueprint(settings: Settings, served: Served, cache: ResponseCache) -> Blueprint:
     """Return the routes of one served model."""
     blueprint = Blueprint("openai", __name__, url_prefix="/v1")
     body_class = speech_body(served.family) if isinstance(served.family, SpeechFamily) else SpeechBody
@@ -81,7 +82,12 @@ def create_blueprint(settings: Settings, served: Served) -> Blueprint:
         exchange = Exchange.of(request.environ)
         exchange.note_read()
         _check(body, settings, served, family)
-        return _answer(body, settings, served, family, exchange)
+        same = family.deterministic or "seed" in body.model_fields_set
+        return cache.respond(
+            "speech",
+            body.model_dump_json().encode() if same else None,
+            lambda: _answer(body, settings, served, family, exchange),
+        )
 
     @blueprint.get("/models")
     @described(summary="The models", answer=ModelRows)

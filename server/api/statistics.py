@@ -23,7 +23,7 @@ class Statistics:
 
     @contextmanager
     def inference(self) -> Iterator[dict[str, int]]:
-        """Count the block as one inference; it fills in the nanoseconds of each of ``PARTS`` it reached.
+        """Count the block as one inference; it fills in the nanoseconds of each of ``KINDS`` it reached.
 
         And as ``batch_size``, how many requests its pass computed.
         """
@@ -36,10 +36,12 @@ class Statistics:
             raise
         size = parts.pop("batch_size", 1)
         self._count({"success": time.monotonic_ns() - began, **parts})
+        if "compute_infer" not in parts:  # kept, not computed
+            return
         with self._lock:
             batch = self._batches.setdefault(size, {"count": 0, "ns": 0})
             batch["count"] += 1
-            batch["ns"] += parts.get("compute_infer", 0)
+            batch["ns"] += parts["compute_infer"]
 
     def _count(self, spans: Mapping[str, int]) -> None:
         with self._lock:

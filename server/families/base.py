@@ -123,6 +123,9 @@ class Family(ABC):
 
     name: ClassVar[str]
 
+    # Whether the same request always gives the same answer, so that one may be kept and given again.
+    deterministic: bool = False
+
     # What the family takes and gives as tensors; one without inputs has no such door.
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()

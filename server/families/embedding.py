@@ -30,6 +30,7 @@ class EmbeddingFamily(BatchingFamily):
     ``embedding`` and ``tokens``, the number of tokens of each text.
     """
 
+    deterministic = True
     max_tokens: int  # of one text
     vocabulary: int  # numbers below this are tokens
 

@@ -46,7 +46,8 @@ def app_for(
     """Return the application that serves *module* under *name*."""
     instance = Instance(module=module, device=torch.device("cpu"), number=0)
     pool = InstancePool([instance], version="v1")
-    served = Served(name=name, version="v1", family=family, pool=pool, created=1)
+    digest = settings.pop("manifest_sha256", "")
+    served = Served(name=name, version="v1", family=family, pool=pool, created=1, manifest_sha256=digest)
     _made.append(served)
     app = create_app(Settings(**settings), served, trace=trace)
     app.config["SERVED"] = served

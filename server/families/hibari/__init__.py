@@ -35,6 +35,7 @@ class Hibari(SpeechFamily):
     """
 
     name = "hibari"
+    deterministic = True  # its noise comes from the request's seed
     sample_rate: int = dsp.SR
 
     def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:

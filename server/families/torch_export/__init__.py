@@ -33,6 +33,7 @@ class TorchExport(BatchingFamily):
     ``limits``, the least and the greatest value of its elements: an index outside a table would otherwise
     be found by the operator, which cannot tell the client. ``batch`` names the dimension, the first of
     every input and output, along which requests may be joined and answers cut apart again.
+    ``deterministic`` says that the same inputs always give the same outputs, which may then be kept.
 
     Made in the master before it forks: reading the program costs 1.5 s the first time, nearly all of it
     torch's own imports, and starts no thread.
@@ -53,6 +54,7 @@ class TorchExport(BatchingFamily):
             raise ProgramRefused(f"config.inputs: the program takes {', '.join(taken)}")
         if len(signature.user_outputs) != len(self.outputs):
             raise ProgramRefused(f"config.outputs: the program gives {len(signature.user_outputs)}")
+        self.deterministic = bool(config.get("deterministic", False))
         self.batches = "batch" in config
         if self.batches and not can_batch(config):
             raise ProgramRefused("config.batch: it has to be the first dimension of every input and output")
