@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import serving, swapping, warmth
+from benchmarks import protocols, serving, swapping, warmth
 from benchmarks.report import Figure, machine, table
 from benchmarks.tones import publish_tone
 
@@ -30,7 +30,11 @@ def main() -> None:
 
 
 def _import_hibari(models: Path) -> Path:
-    command = [str(Path(sys.executable).with_name("warmserve")), "import", "hibari"]
+    return _import("hibari", models)
+
+
+def _import(family: str, models: Path) -> Path:
+    command = [str(Path(sys.executable).with_name("warmserve")), "import", family]
     subprocess.run(
         command, env={**os.environ, "WARMSERVE_MODELS": str(models)}, check=True, stdout=subprocess.DEVNULL
     )
@@ -71,7 +75,17 @@ def _warmth(scratch: Path) -> list[Figure]:
     ]
 
 
-MEASURED = {"serving": _serving, "swapping": _swapping, "warmth": _warmth}
+def _protocols(scratch: Path) -> list[Figure]:
+    publish_tone(scratch / "overload-models")
+    return [
+        *protocols.tiny_model(scratch),
+        *protocols.batching(_import("minilm", scratch / "minilm"), scratch),
+        *protocols.first_audio(_import_hibari(scratch / "spoken"), scratch),
+        *protocols.overload(scratch / "overload-models", scratch),
+    ]
+
+
+MEASURED = {"serving": _serving, "swapping": _swapping, "warmth": _warmth, "protocols": _protocols}
 
 if __name__ == "__main__":
     main()

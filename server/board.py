@@ -53,6 +53,11 @@ class Record:
                 payload = _encode(_shortened(self._fields))
             self._write(payload)
 
+    def note(self, **fields: Any) -> None:
+        """Set *fields*, to be published with the next update: for what changes often and can wait."""
+        with self._lock:
+            self._fields.update(fields)
+
     def clear(self) -> None:
         """Empty the record; the next worker in this slot starts from nothing."""
         with self._lock:

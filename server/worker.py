@@ -90,7 +90,7 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         self.max_requests = sys.maxsize
         self.farewell = 0  # queued connections still to be taken, once the whole service stops
         self.shed_logged, self.shed_log_at = 0, 0.0
-        self.memory_due = 0.0
+        self.beat_due = self.memory_due = 0.0
         self.data_app: Any = None
         self.admin_app: Any = None
         self.tracing: Tracing | None = None
@@ -246,7 +246,9 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
             self._shed()
 
     def _beat(self, now: float) -> None:
-        self.slot.update(beat=now)
+        if now >= self.beat_due:  # not at each turn: a busy worker has thousands a second
+            self.beat_due = now + BEAT_S / 2
+            self.slot.update(beat=now)
         if now >= self.memory_due:
             self.memory_due = now + MEMORY_EVERY_S
             # Milliseconds, in which the loop could not accept.
@@ -390,7 +392,7 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         self.intake.open.discard(conn)
         if not conn.admin:
             self.served += 1
-            self.slot.update(served=self.served)
+            self.slot.note(served=self.served)
             self.fitness.note_served(self.served)
         if (error := future.exception()) is not None:
             LOG.error("connection thread failed", exc_info=error)
