@@ -105,10 +105,15 @@ class Batcher:
     def _turn(self) -> None:
         """Compute what stands at the head of the line (a computing thread)."""
         batch = self._gather()
-        if len(batch) > 1 and self._compute_together(batch):
-            return
-        for entry in batch:
-            entry.compute()
+        if len(batch) == 1:
+            batch[0].compute()
+        elif batch:
+            done = False
+            try:
+                done = self._compute_together(batch)
+            finally:  # also where the family exits: each of them has to come to an end
+                for entry in () if done else batch:
+                    self._served.threads.submit(entry.compute)
 
     def _gather(self) -> list[_Entry]:
         """Take the head and those that may share its pass, once the pass is full or the head has waited."""

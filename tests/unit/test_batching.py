@@ -26,6 +26,7 @@ from tests.apps.affine.affine import Affine
 NEGATIVE = -1.0
 BROKEN = -2.0
 SLOW = 0.5
+EXIT = -3.0
 FOREVER_S = 20
 
 
@@ -67,6 +68,8 @@ class Doubler(BatchingFamily):
             assert self.go.wait(FOREVER_S)
         if BROKEN in contents:
             raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+        if EXIT in contents:
+            raise SystemExit
         if any(number == NEGATIVE for number in contents):
             raise RuntimeError("asked to fail")
         instance.checkpoint()
@@ -179,6 +182,19 @@ def test_one_bad_item_fails_alone(line: Line, caplog: pytest.LogCaptureFixture) 
         asked[1][1].result(FOREVER_S)
     assert line.family.passes[1:] == [[1.0, NEGATIVE, 2.0], [1.0], [NEGATIVE], [2.0]]
     assert "batch_split" in [getattr(entry, "event", "") for entry in caplog.records]
+
+
+def test_a_family_that_exits_ends_only_the_request_that_made_it(line: Line) -> None:
+    release = line.block()
+    freed: list[float] = []
+    numbers = (1.0, EXIT, 2.0)
+    asked = [line.ask(number, free_place=lambda n=number: freed.append(n)) for number in numbers]
+    release()
+    assert answer(asked[0][1]) == 2.0 and answer(asked[2][1]) == 4.0
+    with pytest.raises(InstanceFailed):
+        asked[1][1].result(FOREVER_S)
+    assert sorted(freed) == sorted(numbers)
+    assert line.served.pool.lent == 0
 
 
 def test_what_the_family_refuses_never_gets_into_line(line: Line) -> None:
