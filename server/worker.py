@@ -29,14 +29,13 @@ from server.api.exchange import Exchange, Served
 from server.app import create_app
 from server.claim import claim, pin
 from server.connections import NEVER, Connection, has_left, reset
+from server.data_queue import DataQueue
 from server.device_memory import DeviceMemory
 from server.errors import ResponseAborted
 from server.events import emit
 from server.fitness import STUCK_GRACE_S, Fitness
-from server.health import is_idle, others
 from server.intake import Intake
 from server.keepalive import KeepAlive, Kept, is_spare
-from server.listeners import queued
 from server.memory import weights_outside
 from server.metric_files import metrics_directory
 from server.metrics import Instruments, made_for
@@ -55,7 +54,6 @@ LOG = logging.getLogger("warmserve")
 BEAT_S = 0.5
 SHED_CHECK_S = 0.02  # so often a worker without capacity looks at the queue, and one that is due for a moment
 GATHER_S = 0.002  # and one that could take more into its next pass, which idle workers have not taken
-SHED_LOG_S = 1.0
 MEMORY_EVERY_S = 5.0
 ADMIN_THREADS = 4
 LINGER_S = 2.0  # a draining worker's wait for a request on a connection it has accepted already
@@ -71,6 +69,7 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
     _accepting: bool
     instruments: Instruments
     intake: Intake
+    queue: DataQueue
     fitness: Fitness
     served_model: Served
     keep_alive: KeepAlive
@@ -89,7 +88,6 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         self.recycle_after = 0 if self.max_requests == sys.maxsize else self.max_requests
         self.max_requests = sys.maxsize
         self.farewell = 0  # queued connections still to be taken, once the whole service stops
-        self.shed_logged, self.shed_log_at = 0, 0.0
         self.beat_due = self.memory_due = 0.0
         self.data_app: Any = None
         self.admin_app: Any = None
@@ -214,6 +212,10 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
             cfg=self.cfg, settings=self.station.settings, poller=self.poller, slot=self.slot,
             start=self._start, batch=batch_limit(self.generation.family, self.station.settings),
         )  # fmt: skip
+        self.queue = DataQueue(
+            self.data_listeners, self.intake, board=self.station.board, slot=self.slot,
+            refused=lambda count: self.instruments.reject("queue_full", count),
+        )  # fmt: skip
         self.admin_listener.setblocking(False)
         self.poller.register(self.admin_listener, selectors.EVENT_READ, self.intake.accept_admin)
         threading.Thread(target=self._build, name="builder", daemon=True).start()
@@ -238,12 +240,12 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         self.set_accept_enabled(free)
         gathering = serving and not free and self.intake.may_gather
         if gathering:
-            self._gather()
+            self.queue.gather()
         idle_s = GATHER_S if gathering else SHED_CHECK_S if due or (serving and not free) else BEAT_S
         self.wait_for_and_dispatch_events(min(idle_s, self.intake.patience_s))
         self.intake.enforce(time.monotonic())
         if serving and not free:
-            self._shed()
+            self.queue.shed()
 
     def _beat(self, now: float) -> None:
         if now >= self.beat_due:  # not at each turn: a busy worker has thousands a second
@@ -273,7 +275,7 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
     def _keep_warm(self) -> None:
         """Let the idlest instance compute, on a place of its own, where that makes nobody wait."""
         board = self.station.board
-        spare = self.intake.is_free and not self._queued()
+        spare = self.intake.is_free and not self.queue.length
         if (
             not spare
             or self.fitness.worn
@@ -302,7 +304,7 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         deadline = now + self.cfg.graceful_timeout
         self.intake.hurry(now + LINGER_S)
         if (self.station.board.arbiter.read() or {}).get("stopping"):
-            self.farewell = self._queued()  # nobody else will take them
+            self.farewell = self.queue.length  # nobody else will take them
         while (self.intake.has_data_work or self._takes_leave()) and time.monotonic() < deadline:
             self._turn()
         # A probe or a scrape that this worker took is answered; the next one is another worker's.
@@ -314,18 +316,8 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
 
     def _takes_leave(self) -> bool:
         """Whether the queue of a stopping service still holds what it held when it was told to stop."""
-        self.farewell = min(self.farewell, self._queued())
+        self.farewell = min(self.farewell, self.queue.length)
         return self.ready and self.farewell > 0
-
-    def _gather(self) -> None:
-        """Take connections into the next pass, unless a worker is idle, which would compute them sooner."""
-        if self._queued():
-            rivals = others(self.station.board.workers().values(), self.pid, time.monotonic())
-            if not any(is_idle(worker) for worker in rivals):
-                self.intake.gather(self.data_listeners)
-
-    def _queued(self) -> int:
-        return sum(queued(listener) for listener in self.data_listeners)
 
     def set_accept_enabled(self, enabled: bool) -> None:
         """Take data connections, or leave them in the kernel's queue for a worker that is free."""
@@ -340,22 +332,10 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
         self._accepting = enabled
 
     def _accept_data(self, listener: Any) -> None:
-        before = self.data_listeners[: self.data_listeners.index(listener)]  # their clients come first
-        self.intake.accept_data(next((other for other in before if queued(other)), listener))
+        self.intake.accept_data(self.queue.first(listener))
         self.farewell = max(0, self.farewell - 1)
         if not self.intake.is_free:  # at once: the kernel would go on offering connections to this worker
             self.set_accept_enabled(False)
-
-    def _shed(self) -> None:
-        refused = self.intake.shed(self.data_listeners)
-        if refused:
-            self.instruments.reject("queue_full", refused)
-        now, total = time.monotonic(), self.intake.refused
-        if total > self.shed_logged and now >= self.shed_log_at + SHED_LOG_S:
-            count = total - self.shed_logged
-            emit(LOG, logging.WARNING, events.REQUEST_REFUSED, count=count, code="overloaded")
-            self.shed_logged, self.shed_log_at = total, now
-            self.slot.update(shed=total)
 
     # ---- requests -------------------------------------------------------------------------------
 
