@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flask import Flask, Response, g, request
@@ -14,9 +15,8 @@ from werkzeug.exceptions import MethodNotAllowed as WerkzeugMethodNotAllowed
 
 from server.api import embeddings, inference, openai, openapi
 from server.api.admission import add_admission
-from server.api.batching import create_inference
-from server.api.cache import ResponseCache
 from server.api.exchange import Served
+from server.api.models import Models, note_asked
 from server.api.record import Record, Recorder, Tracer
 from server.errors import (
     InstanceFailed,
@@ -37,45 +37,40 @@ def _nobody(_fields: Mapping[str, Any]) -> None:
 
 def create_app(
     settings: Settings,
-    served: Served,
+    served: Sequence[Served],
     observe: Callable[[Mapping[str, Any]], None] = _nobody,
     trace: Tracer | None = None,
 ) -> Flask:
     """Return the application that the data listeners serve; see `Recorder` for the two last."""
     app = Flask("warmserve")
     app.json.sort_keys = False  # type: ignore[attr-defined]
-    app.before_request(_begin)
+    models = Models(settings, served)
+    app.before_request(functools.partial(_begin, models))
     add_admission(app, settings)
-    cache = ResponseCache(settings, served)
-    infer = create_inference(settings, served)
-    app.register_blueprint(openai.create_blueprint(settings, served, cache))
-    app.register_blueprint(embeddings.create_blueprint(settings, served, cache, infer))
-    app.register_blueprint(inference.create_blueprint(settings, served, cache, infer))
-    app.register_blueprint(openapi.create_blueprint(served, with_keys=bool(settings.api_keys)))
+    app.register_blueprint(openai.create_blueprint(settings, models))
+    app.register_blueprint(embeddings.create_blueprint(settings, models))
+    app.register_blueprint(inference.create_blueprint(settings, models))
+    app.register_blueprint(openapi.create_blueprint(models, with_keys=bool(settings.api_keys)))
     app.register_error_handler(ServingError, _render)
     app.register_error_handler(Exception, _render_unexpected)
 
     @app.after_request
     def finish(response: Response) -> Response:
         response.headers["X-Request-ID"] = g.record.request_id
-        response.headers["X-Model-Version"] = served.version
+        if (version := g.record.fields.get("version")) is not None:
+            response.headers["X-Model-Version"] = version
         return response
 
-    recorder = Recorder(
-        app.wsgi_app,
-        observe,
-        trace,
-        model=served.name,
-        version=served.version,
-        generation=served.generation,
-    )
+    recorder = Recorder(app.wsgi_app, observe, trace, generation=max(one.generation for one in served))
     app.wsgi_app = recorder  # type: ignore[method-assign]
     return app
 
 
-def _begin() -> None:
+def _begin(models: Models) -> None:
     g.record = Record.of(request.environ)
     g.record.route = request.url_rule.rule if request.url_rule else ""
+    if models.only is not None:  # whatever is asked
+        note_asked(models.only.served)
     given = request.headers.get("X-Request-ID", "")
     g.record.request_id = given if SANE_ID.fullmatch(given) else uuid.uuid4().hex
 

@@ -111,18 +111,19 @@ class Instruments:
     def observe(self, fields: Mapping[str, Any]) -> None:
         """Count one request, from the fields of its ``request_served`` event."""
         status = fields["status"]
-        self._requests.labels(**self._labels, code=str(status)).inc()
+        model = fields.get("model", "")  # none was named, of several
+        self._requests.labels(model=model, version=fields.get("version", ""), code=str(status)).inc()
         if status in REFUSALS:
             self.reject(str(fields.get("code", "other")))
         if fields.get("cancelled"):
             self._cancelled.inc()
         if audio_s := fields.get("audio_s"):
-            self._audio.labels(model=self._model).inc(_exact(audio_s))
+            self._audio.labels(model=model).inc(_exact(audio_s))
         if "batch_size" in fields:
-            self._batch.labels(model=self._model).observe(fields["batch_size"])
+            self._batch.labels(model=model).observe(fields["batch_size"])
         if "queue_ms" in fields:  # it got an instance; probes and refused requests would drown the others
             for name, histogram in self._durations.items():
-                self._time(histogram, fields.get(name))
+                self._time(histogram, fields.get(name), model)
 
     def reject(self, reason: str, count: int = 1) -> None:
         """Count requests or connections that were turned away; *reason* is an error's code."""
@@ -131,12 +132,12 @@ class Instruments:
     def warmed(self, tier: str, took_ms: float) -> None:
         """Note what one tier of warm-up took: ``load``, ``inference`` or ``keepalive``."""
         if tier == "load":
-            self._time(self._load, took_ms)
+            self._time(self._load, took_ms, self._model)
         self._warmup.labels(model=self._model, tier=tier).observe(_exact(took_ms / 1000))
 
-    def _time(self, histogram: Histogram, took_ms: float | None) -> None:
+    def _time(self, histogram: Histogram, took_ms: float | None, model: str) -> None:
         if took_ms is not None:
-            histogram.labels(model=self._model).observe(_exact(took_ms / 1000))
+            histogram.labels(model=model).observe(_exact(took_ms / 1000))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{PREFIX}_{name}", text, labels, registry=self._registry)

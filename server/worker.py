@@ -166,7 +166,7 @@ class WarmWorker(ThreadWorker):  # type: ignore[misc]
 
             self.tracing = create_tracing()
         trace = self.tracing.trace if self.tracing else None
-        return create_app(settings, self.served_model, self.instruments.observe, trace)
+        return create_app(settings, [self.served_model], self.instruments.observe, trace)
 
     def _note_warmed(self, tier: str, took_ms: float) -> None:
         """Log, export and show what one tier of warm-up took."""

@@ -12,12 +12,10 @@ from flask import Blueprint, Response, g, jsonify, request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from server.api.answers import EmbeddingsAnswer
-from server.api.batching import Infer
 from server.api.bodies import read_json
-from server.api.cache import ResponseCache
 from server.api.deadline import within
-from server.api.exchange import Exchange, Served
-from server.api.openai import check_model
+from server.api.exchange import Exchange
+from server.api.models import Model, Models
 from server.api.openapi import described
 from server.errors import InvalidField, UnknownModel
 from server.families.base import Value
@@ -48,29 +46,29 @@ class EmbeddingsBody(BaseModel):
     user: str | None = None
 
 
-def create_blueprint(settings: Settings, served: Served, cache: ResponseCache, infer: Infer) -> Blueprint:
-    """Return the route of one served model."""
+def create_blueprint(settings: Settings, models: Models) -> Blueprint:
+    """Return the route of *models*."""
     blueprint = Blueprint("embeddings", __name__, url_prefix="/v1")
 
     @blueprint.post("/embeddings")
     @described(summary="Turn texts into vectors", body=EmbeddingsBody, answer=EmbeddingsAnswer)
     def embeddings() -> Response:
-        family = served.family
-        if not isinstance(family, EmbeddingFamily):
-            raise UnknownModel(f"the model {served.name!r} gives no embeddings", param="model")
+        if models.only is not None:  # what it does not do need not be read
+            _embedding(models.only)
         body = read_json(request, EmbeddingsBody, limit_bytes=settings.max_body_bytes)
         exchange = Exchange.of(request.environ)
         exchange.note_read()
-        check_model(body.model, served)
+        model = models.find(body.model, param="model")
+        family = _embedding(model)
         if body.dimensions not in (None, family.dimensions):
             raise InvalidField(f"dimensions: this model has {family.dimensions}", param="dimensions")
         inputs = _inputs(body, max_chars=settings.max_input_chars, max_tokens=family.max_tokens)
 
         def answer(timeout_s: float) -> Response:
-            return _render(body, infer(exchange, g.record, timeout_s, inputs, {}))
+            return _render(body, model.infer(exchange, g.record, timeout_s, inputs, {}))
 
         try:
-            return cache.respond(
+            return model.cache.respond(
                 "embeddings",
                 body.model_dump_json().encode() if family.deterministic else None,
                 lambda: within(g.record, settings.request_timeout_s, answer),
@@ -80,6 +78,12 @@ def create_blueprint(settings: Settings, served: Served, cache: ResponseCache, i
             raise InvalidField(f"input: {message}", param="input") from None
 
     return blueprint
+
+
+def _embedding(model: Model) -> EmbeddingFamily:
+    if not isinstance(model.served.family, EmbeddingFamily):
+        raise UnknownModel(f"the model {model.name!r} gives no embeddings", param="model")
+    return model.served.family
 
 
 def _inputs(body: EmbeddingsBody, *, max_chars: int, max_tokens: int) -> Mapping[str, Value]:

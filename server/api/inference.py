@@ -25,13 +25,12 @@ from server.api.answers import (
 )
 from server.api.batching import Infer
 from server.api.bodies import JSON, parse_json, read_body
-from server.api.cache import ResponseCache
 from server.api.deadline import within
 from server.api.exchange import Exchange, Served
 from server.api.inference_body import InferBody, Inference
+from server.api.models import Model, Models
 from server.api.openapi import described
 from server.api.record import Record
-from server.api.statistics import Statistics
 from server.errors import (
     InvalidField,
     ServingError,
@@ -56,11 +55,11 @@ class IndexBody(BaseModel):
     ready: bool = False
 
 
-def create_blueprint(settings: Settings, served: Served, cache: ResponseCache, infer: Infer) -> Blueprint:
-    """Return the routes of one served model."""
+def create_blueprint(settings: Settings, models: Models) -> Blueprint:
+    """Return the routes of *models*."""
     blueprint = Blueprint("inference", __name__, url_prefix="/v2")
-    _add_server_routes(blueprint, settings, served)
-    _add_model_routes(blueprint, settings, served, cache, infer)
+    _add_server_routes(blueprint, settings, models)
+    _add_model_routes(blueprint, settings, models)
     return blueprint
 
 
@@ -72,7 +71,7 @@ def render_error(error: ServingError) -> Response:
     return response
 
 
-def _add_server_routes(blueprint: Blueprint, settings: Settings, served: Served) -> None:
+def _add_server_routes(blueprint: Blueprint, settings: Settings, models: Models) -> None:
     @blueprint.get("")
     @described(summary="The server", answer=ServerMetadata)
     def server() -> Response:
@@ -95,47 +94,42 @@ def _add_server_routes(blueprint: Blueprint, settings: Settings, served: Served)
         Exchange.of(request.environ).note_read()
         if raw:  # tritonclient sends none
             parse_json(raw, IndexBody)
-        row = {"name": served.name, "version": _number(served), "state": "READY", "reason": ""}
-        return jsonify([row])
+        return jsonify(
+            [{"name": m.name, "version": m.number, "state": "READY", "reason": ""} for m in models]
+        )
 
     @blueprint.post("/repository/models/<model>/<any(load, unload):_action>")
     @described(summary="Load and unload are the operator's", only_refuses=True)
     def change(model: str, _action: str) -> Response:
-        _check_model(served, model, None)
+        models.find(model)
         raise Unsupported("models are loaded and unloaded by the operator, not on this address")
 
 
-def _add_model_routes(
-    blueprint: Blueprint, settings: Settings, served: Served, cache: ResponseCache, run: Infer
-) -> None:
-    statistics = Statistics()
-
+def _add_model_routes(blueprint: Blueprint, settings: Settings, models: Models) -> None:
     @blueprint.get("/models")
     @described(summary="The models by name", answer=ModelNames)
-    def models() -> Response:
-        return jsonify(models=[served.name])
+    def list_models() -> Response:
+        return jsonify(models=[model.name for model in models])
 
     @blueprint.get("/models/<model>")
     @blueprint.get("/models/<model>/versions/<version>")
     @described(summary="What a model takes and gives", answer=ModelMetadata)
     def metadata(model: str, version: str | None = None) -> Response:
-        _check_model(served, model, version)
-        return jsonify(_metadata(served))
+        return jsonify(_metadata(models.find(model, version)))
 
     @blueprint.get("/models/<model>/ready")
     @blueprint.get("/models/<model>/versions/<version>/ready")
     @described(summary="Whether the model takes requests", answer=ModelReady)
     def model_ready(model: str, version: str | None = None) -> Response:
-        _check_model(served, model, version)
-        return jsonify(name=served.name, ready=True)
+        return jsonify(name=models.find(model, version).name, ready=True)
 
-    @blueprint.get("/models/stats")  # of all models, which is this one
+    @blueprint.get("/models/stats")  # of all models
     @blueprint.get("/models/<model>/stats")
     @blueprint.get("/models/<model>/versions/<version>/stats")
     @described(summary="What inferences took", answer=StatisticsAnswer)
     def stats(model: str | None = None, version: str | None = None) -> Response:
-        _check_model(served, model or served.name, version)
-        return jsonify(model_stats=[statistics.snapshot(name=served.name, version=_number(served))])
+        asked = models if model is None else [models.find(model, version)]
+        return jsonify(model_stats=[m.statistics.snapshot(name=m.name, version=m.number) for m in asked])
 
     @blueprint.post("/models/<model>/infer")
     @blueprint.post("/models/<model>/versions/<version>/infer")
@@ -143,37 +137,36 @@ def _add_model_routes(
         summary="Infer", body=InferBody, body_types=(BINARY,), answer=InferAnswer, media_types=(BINARY,)
     )
     def infer(model: str, version: str | None = None) -> Response:
-        _check_model(served, model, version)
-        _check_reachable(served)
-        with statistics.inference() as parts:
-            return _infer(settings, served, cache, run, parts)
+        found = models.find(model, version)
+        _check_reachable(found.served)
+        with found.statistics.inference() as parts:
+            return _infer(settings, found, parts)
 
 
-def _infer(
-    settings: Settings, served: Served, cache: ResponseCache, run: Infer, parts: dict[str, int]
-) -> Response:
+def _infer(settings: Settings, model: Model, parts: dict[str, int]) -> Response:
+    family = model.served.family
     exchange = Exchange.of(request.environ)
     raw = read_body(request, (*JSON, BINARY), limit_bytes=settings.max_body_bytes)
     exchange.note_read()
     began = time.monotonic_ns()
     length = _header_length()
-    inference = inference_body.parse(raw, length, served.family)
-    _check_text(inference, settings, served.family)
+    inference = inference_body.parse(raw, length, family)
+    _check_text(inference, settings, family)
     parts["compute_input"] = time.monotonic_ns() - began
 
     def answer() -> Response:
-        values = _run(settings, run, exchange, inference)
+        values = _run(settings, model.infer, exchange, inference)
         fields = g.record.fields
         parts["queue"], parts["compute_infer"] = (int(fields[k] * 1e6) for k in ("queue_ms", "inference_ms"))
         parts["batch_size"] = fields.get("batch_size", 1)
         began = time.monotonic_ns()
-        response = _respond(inference, values, served)
+        response = _respond(inference, values, model)
         parts["compute_output"] = time.monotonic_ns() - began
         return response
 
-    same = served.family.deterministic or "seed" in {**inference.inputs, **inference.parameters}
+    same = family.deterministic or "seed" in {**inference.inputs, **inference.parameters}
     began = time.monotonic_ns()
-    response = cache.respond("infer", f"{length}\0".encode() + raw if same else None, answer)
+    response = model.cache.respond("infer", f"{length}\0".encode() + raw if same else None, answer)
     if (how := g.record.fields.get("cache")) in ("hit", "miss"):
         parts[f"cache_{how}"] = time.monotonic_ns() - began
     return response
@@ -191,8 +184,8 @@ def _run(settings: Settings, run: Infer, exchange: Exchange, inference: Inferenc
     return within(record, settings.request_timeout_s, timed)
 
 
-def _respond(inference: Inference, values: Mapping[str, Value], served: Served) -> Response:
-    body, head = inference_answer.render(inference, values, model=served.name, version=_number(served))
+def _respond(inference: Inference, values: Mapping[str, Value], model: Model) -> Response:
+    body, head = inference_answer.render(inference, values, model=model.name, version=model.number)
     if head is None:
         return Response(body, mimetype=JSON[0])
     return Response(body, mimetype=BINARY, headers={HEADER_LENGTH: str(head)})
@@ -205,13 +198,6 @@ def _header_length() -> int | None:
     if not (given.isascii() and given.isdigit() and len(given) < 20):
         raise InvalidField(f"{HEADER_LENGTH}: a number of bytes", param=HEADER_LENGTH)
     return int(given)
-
-
-def _check_model(served: Served, model: str, version: str | None) -> None:
-    if model != served.name:
-        raise UnknownModel(f"the model {model!r} does not exist; this server has {served.name!r}")
-    if version is not None and version not in (served.version, _number(served)):
-        raise UnknownModel(f"{model!r} has no version {version!r} here; this server has {_number(served)!r}")
 
 
 def _check_reachable(served: Served) -> None:
@@ -228,20 +214,15 @@ def _check_text(inference: Inference, settings: Settings, family: Family) -> Non
         raise InvalidField(f"text: at most {settings.max_input_chars} characters", param="text")
 
 
-def _metadata(served: Served) -> dict[str, Any]:
+def _metadata(model: Model) -> dict[str, Any]:
     def row(spec: TensorSpec) -> dict[str, Any]:
         return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
 
-    family = served.family
+    family = model.served.family
     return {
-        "name": served.name, "versions": [_number(served)], "platform": "pytorch_warmserve",
+        "name": model.name, "versions": [model.number], "platform": "pytorch_warmserve",
         "inputs": [row(spec) for spec in family.inputs], "outputs": [row(spec) for spec in family.outputs],
     }  # fmt: skip
-
-
-def _number(served: Served) -> str:
-    """Return the version as this protocol names it: a number."""
-    return served.version.removeprefix("v")
 
 
 def _server_version() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -10,11 +10,11 @@ from flask import Blueprint, Response, g, jsonify, request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
 
 from server.api.answers import ModelRow, ModelRows, VoiceRows
-from server.api.bodies import read_json
-from server.api.cache import ResponseCache
+from server.api.bodies import JSON, parse_json, read_body
 from server.api.computing import Computing
 from server.api.deadline import within
 from server.api.exchange import Exchange, Served
+from server.api.models import Model, Models
 from server.api.openapi import described
 from server.api.record import Record
 from server.api.streaming import speech_response
@@ -36,6 +36,12 @@ class VoiceObject(BaseModel):
 
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=INPUT_CHARS)]
+
+
+class Named(BaseModel):
+    """What a body says first of all."""
+
+    model: str
 
 
 class SpeechBody(BaseModel):
@@ -69,45 +75,69 @@ def speech_body(family: SpeechFamily) -> type[SpeechBody]:
     return body
 
 
-def create_blueprint(settings: Settings, served: Served, cache: ResponseCache) -> Blueprint:
-    """Return the routes of one served model."""
+def create_blueprint(settings: Settings, models: Models) -> Blueprint:
+    """Return the routes of *models*."""
     blueprint = Blueprint("openai", __name__, url_prefix="/v1")
-    body_class = speech_body(served.family) if isinstance(served.family, SpeechFamily) else SpeechBody
+    bodies = {
+        m.name: speech_body(m.served.family) for m in models if isinstance(m.served.family, SpeechFamily)
+    }
 
     @blueprint.post("/audio/speech")
-    @described(summary="Speak a text", body=body_class, media_types=SPOKEN)
+    @described(summary="Speak a text", body=_described_body(bodies), media_types=SPOKEN)
     def speech() -> Response:
-        family = _speaking(served)
-        body = read_json(request, body_class, limit_bytes=settings.max_body_bytes)
+        if models.only is not None:  # what it does not do need not be read
+            _speaking(models.only)
+        raw = read_body(request, JSON, limit_bytes=settings.max_body_bytes)
         exchange = Exchange.of(request.environ)
         exchange.note_read()
-        _check(body, settings, served, family)
+        body = parse_json(raw, _body_class(raw, bodies))
+        model = models.find(body.model, param="model")
+        family = _speaking(model)
+        _check(body, settings, family)
         same = family.deterministic or "seed" in body.model_fields_set
-        return cache.respond(
+        return model.cache.respond(
             "speech",
             body.model_dump_json().encode() if same else None,
-            lambda: _answer(body, settings, served, family, exchange),
+            lambda: _answer(body, settings, model.served, family, exchange),
         )
 
     @blueprint.get("/models")
     @described(summary="The models", answer=ModelRows)
-    def models() -> Response:
-        return jsonify(object="list", data=[_model(served)])
+    def list_models() -> Response:
+        return jsonify(object="list", data=[_model(model.served) for model in models])
 
     @blueprint.get("/models/<model>")
     @described(summary="One model", answer=ModelRow)
-    def model(model: str) -> Response:
-        check_model(model, served)
-        return jsonify(_model(served))
+    def one_model(model: str) -> Response:
+        return jsonify(_model(models.find(model, param="model").served))
 
     @blueprint.get("/audio/voices")
     @described(summary="The voices", answer=VoiceRows)
     def voices() -> Response:
         rows = [{"id": v.id, "name": v.id, "language": v.language, "description": v.description}
-                for v in _speaking(served).voices()]  # fmt: skip
+                for v in _speaking(_named(models)).voices()]  # fmt: skip
         return jsonify(voices=rows)
 
     return blueprint
+
+
+def _body_class(raw: bytes, bodies: Mapping[str, type[SpeechBody]]) -> type[SpeechBody]:
+    """Return the body of the model that *raw* names: each has options of its own."""
+    if len(bodies) == 1:
+        return next(iter(bodies.values()))
+    return bodies.get(parse_json(raw, Named).model, SpeechBody)
+
+
+def _described_body(bodies: Mapping[str, type[SpeechBody]]) -> type[SpeechBody]:
+    return next(iter(bodies.values())) if len(bodies) == 1 else SpeechBody
+
+
+def _named(models: Models) -> Model:
+    """Return the model that ``?model=`` names; without it, the only one or the first that speaks."""
+    if (name := request.args.get("model")) is not None:
+        return models.find(name, param="model")
+    speaking = [model for model in models if isinstance(model.served.family, SpeechFamily)]
+    return models.find((speaking or list(models))[0].name)
 
 
 def render_error(error: ServingError) -> Response:
@@ -118,26 +148,13 @@ def render_error(error: ServingError) -> Response:
     return response
 
 
-def _speaking(served: Served) -> SpeechFamily:
-    if not isinstance(served.family, SpeechFamily):
-        raise UnknownModel(f"the model {served.name!r} does not speak", param="model")
-    return served.family
+def _speaking(model: Model) -> SpeechFamily:
+    if not isinstance(model.served.family, SpeechFamily):
+        raise UnknownModel(f"the model {model.name!r} does not speak", param="model")
+    return model.served.family
 
 
-def check_model(name: str, served: Served) -> None:
-    """Refuse a *name* that is not the served model's.
-
-    Raises:
-        UnknownModel: always when it refuses.
-    """
-    if name != served.name:
-        raise UnknownModel(
-            f"the model {name!r} does not exist; this server has {served.name!r}", param="model"
-        )
-
-
-def _check(body: SpeechBody, settings: Settings, served: Served, family: SpeechFamily) -> None:
-    check_model(body.model, served)
+def _check(body: SpeechBody, settings: Settings, family: SpeechFamily) -> None:
     if len(body.input) > settings.max_input_chars:
         raise InvalidField(f"input: at most {settings.max_input_chars} characters", param="input")
     known = [voice.id for voice in family.voices()]

@@ -6,7 +6,7 @@ A route says in one line what it does and gives; the rest follows from its URL a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from pydantic.json_schema import models_json_schema
 from server.api.answers import InferenceError, OpenAIError, OpenAPIDocument
 from server.api.deadline import LONGEST_TIMEOUT_S, TIMEOUT
 from server.api.exchange import Served
+from server.api.models import Models
 from server.families.base import SpeechFamily
 
 JSON = "application/json"
@@ -59,14 +60,14 @@ def described(**operation: Any) -> Callable[[View], View]:
     return put
 
 
-def create_blueprint(served: Served, *, with_keys: bool) -> Blueprint:
+def create_blueprint(models: Models, *, with_keys: bool) -> Blueprint:
     """Return the routes of the description: as JSON, and as a page that needs nothing from elsewhere."""
     blueprint = Blueprint("openapi", __name__)
     made: list[dict[str, Any]] = []  # at the first request: by then all routes are there
 
     def document() -> dict[str, Any]:
         if not made:
-            made.append(create_document(current_app, served, with_keys=with_keys))
+            made.append(create_document(current_app, [model.served for model in models], with_keys=with_keys))
         return made[0]
 
     @blueprint.get("/openapi.json")
@@ -82,7 +83,7 @@ def create_blueprint(served: Served, *, with_keys: bool) -> Blueprint:
     return blueprint
 
 
-def create_document(app: Flask, served: Served, *, with_keys: bool) -> dict[str, Any]:
+def create_document(app: Flask, served: Sequence[Served], *, with_keys: bool) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of *app*."""
     routes = list(_routes(app))
     models = {OpenAIError, InferenceError}
@@ -98,7 +99,10 @@ def create_document(app: Flask, served: Served, *, with_keys: bool) -> dict[str,
         )
     document: dict[str, Any] = {
         "openapi": "3.1.0",
-        "info": {"title": f"warmserve: {served.name}", "version": served.version},
+        "info": {
+            "title": f"warmserve: {', '.join(one.name for one in served)}",
+            "version": ", ".join(one.version for one in served),
+        },
         "paths": paths,
         "components": {"schemas": schemas},
     }
@@ -119,7 +123,12 @@ def _routes(app: Flask) -> Iterator[tuple[str, str, str, list[str], Operation]]:
 
 
 def _operation(
-    path: str, endpoint: str, parameters: Iterable[str], operation: Operation, served: Served, with_keys: bool
+    path: str,
+    endpoint: str,
+    parameters: Iterable[str],
+    operation: Operation,
+    served: Sequence[Served],
+    with_keys: bool,
 ) -> dict[str, Any]:
     computes = operation.body is not None or operation.only_refuses
     error = InferenceError if path.startswith("/v2") else OpenAIError
@@ -154,10 +163,10 @@ def _json(model: type[BaseModel], *, many: bool = False) -> dict[str, Any]:
     return {JSON: {"schema": {"type": "array", "items": reference} if many else reference}}
 
 
-def _in_path(name: str, served: Served) -> dict[str, Any]:
+def _in_path(name: str, served: Sequence[Served]) -> dict[str, Any]:
     choices = {
-        "model": [served.name],
-        "version": sorted({served.version, served.version.removeprefix("v")}),
+        "model": [one.name for one in served],
+        "version": sorted({v for one in served for v in (one.version, one.version.removeprefix("v"))}),
         "action": ["load", "unload"],
     }
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "enum": choices[name]}}
@@ -171,15 +180,15 @@ def _timeout() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _name_choices(schemas: dict[str, Any], served: Served) -> None:
-    """Say by name which model and which voices there are."""
+def _name_choices(schemas: dict[str, Any], served: Sequence[Served]) -> None:
+    """Say by name which models and which voices there are."""
     for name in ("SpeechBody", "EmbeddingsBody"):
         if name in schemas:
-            schemas[name]["properties"]["model"]["enum"] = [served.name]
-    if "SpeechBody" in schemas and isinstance(served.family, SpeechFamily):
-        voices = [voice.id for voice in served.family.voices()]
+            schemas[name]["properties"]["model"]["enum"] = [one.name for one in served]
+    speaking = [one.family for one in served if isinstance(one.family, SpeechFamily)]
+    if "SpeechBody" in schemas and speaking:
+        voices = sorted({voice.id for family in speaking for voice in family.voices()})
         schemas["VoiceObject"]["properties"]["id"]["enum"] = voices
-        (text,) = (
-            s for s in schemas["SpeechBody"]["properties"]["voice"]["anyOf"] if s.get("type") == "string"
-        )
-        text["enum"] = voices
+        for one in schemas["SpeechBody"]["properties"]["voice"]["anyOf"]:
+            if one.get("type") == "string":
+                one["enum"] = voices

@@ -69,8 +69,10 @@ def test_wait_says_how_it_went(launch: Launch, models: Path, tmp_path: Path) -> 
     waited = warmserve(bad, "wait")
     assert waited.returncode == 3
     assert "warmup_not_finite" in waited.stderr
-    publish_tone(tmp_path / "slow", warmup_delay_s=30)
-    assert warmserve(launch(tmp_path / "slow"), "wait", "--timeout", "6").returncode == 4
+    publish_tone(tmp_path / "slow", warmup_delay_s=60)
+    slow = launch(tmp_path / "slow")
+    eventually(slow.status, within_s=60, what="a master, however slowly it comes up")
+    assert warmserve(slow, "wait", "--timeout", "1").returncode == 4
 
 
 def test_publish_reload_rollback(launch: Launch, models: Path, tmp_path: Path) -> None:

@@ -49,6 +49,6 @@ def app_for(
     digest = settings.pop("manifest_sha256", "")
     served = Served(name=name, version="v1", family=family, pool=pool, created=1, manifest_sha256=digest)
     _made.append(served)
-    app = create_app(Settings(**settings), served, trace=trace)
+    app = create_app(Settings(**settings), [served], trace=trace)
     app.config["SERVED"] = served
     return app

@@ -25,8 +25,10 @@ from server.fold import fold
 from server.metrics import Instruments, made_for
 from server.scrape import expose
 
-EVENT = {"status": 200, "total_ms": 120.0, "queue_ms": 3.0, "inference_ms": 100.0, "first_byte_ms": 50.0,
-         "audio_s": 0.1}  # fmt: skip
+EVENT = {
+    "model": "tone", "version": "v1", "status": 200, "total_ms": 120.0, "queue_ms": 3.0,
+    "inference_ms": 100.0, "first_byte_ms": 50.0, "audio_s": 0.1,
+}  # fmt: skip
 COUNTED = {
     "requests", "request_duration_seconds", "queue_duration_seconds", "inference_duration_seconds",
     "time_to_first_byte_seconds", "audio_seconds", "rejected", "cancelled", "load_duration_seconds",
